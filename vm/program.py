@@ -1,0 +1,176 @@
+"""A compiled program as data: symbols, integer code, templates, buffers and the queue of steps that a launch walks.
+
+Nothing here depends on the compiler. ``vm.serialise`` writes and reads it, ``vm.binder`` turns it plus concrete sizes into a
+``BoundProgram``, ``vm.runtime`` launches that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vm.intcode import IntCode, Reg
+
+# Memory spaces of buffers. INPUT, TEMP and OUTPUT live in arenas (one per item size), PINNED buffers are single read-only arrays of
+# fixed shape: constants and inputs whose shape does not depend on a symbol (weights).
+INPUT, TEMP, OUTPUT, PINNED = range(4)
+SPACE_NAMES = ("input", "temp", "output", "pinned")
+
+LANES = 128  # elements in a lane row, the unit in which arenas are addressed
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A symbolic dimension: its value lies in [min, max] and is ``remainder`` modulo ``multiple_of``; ``max`` None is unbounded."""
+
+    name: str
+    min: int = 0
+    max: int | None = None
+    multiple_of: int = 1
+    remainder: int = 0
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A program input or output: ``dims`` are registers of the main code; ``text`` holds the dims as a person would write them."""
+
+    name: str
+    dtype: str
+    dims: tuple[Reg, ...]
+    text: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A launch check: the register must not be 0. ``message`` tells a person what was expected; ``{b}`` and the like name symbols."""
+
+    reg: Reg
+    message: str
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Bits ``[lo, lo + width)`` of word ``word`` take the value of parameter ``param`` (two's complement)."""
+
+    word: int
+    lo: int
+    width: int
+    param: int
+
+
+@dataclass(frozen=True)
+class Reloc:
+    """The address field of word ``word`` takes space, item size and lane row (or pinned index) of the step's buffer ``buffer``."""
+
+    word: int
+    buffer: int
+
+
+@dataclass(frozen=True)
+class Template:
+    """One kernel: words with holes. Equal templates are stored once; steps give them parameters and buffers."""
+
+    words: np.ndarray  # uint64[n]
+    patches: tuple[Patch, ...]
+    relocs: tuple[Reloc, ...]
+    n_params: int
+    n_buffers: int
+    name: str = ""  # debug
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Global memory of one tensor. ``elements`` is the register with its element count, ``offset`` the register with its first
+    lane row in the arena of its space and item size (pinned buffers have none)."""
+
+    space: int
+    dtype: str
+    elements: Reg
+    offset: Reg | None
+    dims: tuple[Reg, ...]
+    constant: int | None = None  # index into Program.constants
+    input: int | None = None  # index into Program.inputs
+    output: int | None = None  # index into Program.outputs
+    name: str = ""  # debug
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """Launches a template."""
+
+    template: int
+    params: tuple[Reg, ...]
+    buffers: tuple[int, ...]
+    name: str = ""  # debug
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """Calls the NumPy function ``vm.host.FUNCTIONS[function]``. ``attrs`` is plain data (numbers, strings, lists, dicts); a value
+    ``{"reg": n}`` anywhere inside is replaced by register ``n`` before the call."""
+
+    function: str
+    attrs: dict[str, Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CondStep:
+    """Reads the scalar buffer ``selector`` (bool or int, clamped) and runs that branch."""
+
+    selector: int
+    branches: tuple[tuple[Step, ...], ...]
+
+
+@dataclass(frozen=True)
+class WhileStep:
+    """Runs ``cond``, reads the scalar bool buffer ``predicate``, and while it is true runs ``body`` and ``cond`` again."""
+
+    cond: tuple[Step, ...]
+    predicate: int
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class ForStep:
+    """Runs ``body`` ``count`` times; before each run the int32 scalar buffer ``counter`` is set to the iteration (or, reversed,
+    ``count - 1 - iteration``)."""
+
+    count: Reg
+    counter: int
+    body: tuple[Step, ...]
+    reverse: bool = False
+
+
+Step = KernelStep | HostStep | CondStep | WhileStep | ForStep
+
+
+@dataclass
+class Program:
+    """Everything a launch needs.
+
+    ``solve`` maps all input sizes (inputs in order, axes in order) to the symbols, whose registers are ``solved``; ``code`` maps the
+    symbols (in order) to every other integer. ``arena_rows[(space, item_size)]`` is the register with the arena's size in lane rows.
+    """
+
+    symbols: tuple[Symbol, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    solve: IntCode
+    solved: tuple[Reg, ...]
+    code: IntCode
+    checks: tuple[Check, ...]
+    templates: tuple[Template, ...]
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    constants: tuple[np.ndarray, ...]
+    arena_rows: dict[tuple[int, int], Reg]
+    chip: str = "910B1"
+    in_tree: Any = None  # plain nested data that describes the argument and result pytrees (see dvm.trees)
+    out_tree: Any = None
+    debug: dict[str, Any] = field(default_factory=dict)  # strippable: op names, explanations, reports
