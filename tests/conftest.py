@@ -1,0 +1,30 @@
+"""Options and settings that every test shares."""
+
+import os
+
+# The machine lives on the CPU; an accelerator that happens to be installed must not change what the tests measure.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow: all combinations, full-size models")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # --hypothesis-profile on the command line wins over both.
+    hypothesis.settings.load_profile("thorough" if config.getoption("--slow") else "default")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    skip = pytest.mark.skip(reason="slow; run with --slow")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
