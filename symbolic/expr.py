@@ -1,0 +1,530 @@
+"""Dimension expressions: integer polynomials over symbols and a few integer functions, always in one normal form.
+
+An ``Expr`` maps monomials to integer coefficients. A monomial is a sorted tuple of interned ``Atom`` objects (repeated for
+powers); an atom is a symbol or an application of floor-division, modulo, max, min or broadcast (rules in ``functions.py``).
+Rewrites made here hold for *all* integers, because an expression knows no facts; what needs facts is done by ``Scope``.
+Division by zero gives 0, as in ``vm.intcode``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import re
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from math import gcd
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from vm.errors import CompileError
+
+if TYPE_CHECKING:
+    import sympy
+
+SYMBOL, FLOORDIV, MOD, MAX, MIN, BROADCAST = "symbol", "floordiv", "mod", "max", "min", "broadcast"
+_KEY_LENGTH = 120  # longer sort keys are replaced by a digest, so that shared sub-expressions cannot blow them up
+_PLAIN_NAME = re.compile(r"[A-Za-z_@][A-Za-z0-9_@.']*\Z")
+_FUNCTION_NAMES = frozenset(("max", "min", "broadcast", "ceildiv", "floordiv", "mod", "or", "and"))
+
+
+class Atom:
+    """One factor of a monomial: a symbol (``args`` holds its name) or a function application (``args`` holds dims).
+
+    Atoms are interned, so identity is equality and monomials hash at C speed. ``key`` is a deterministic sort key.
+    """
+
+    __slots__ = ("__weakref__", "args", "key", "op", "range", "symbols")
+
+    op: str
+    args: tuple[Any, ...]
+    key: str
+    symbols: frozenset[str]
+    range: tuple[int | None, int | None]  # bounds that hold for all integers
+
+    def __copy__(self) -> Atom:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Atom:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (intern_symbol if self.op == SYMBOL else _intern_from_args, (self.op, self.args) if self.op != SYMBOL else self.args)
+
+    def __repr__(self) -> str:
+        return f"Atom({self.op}, {', '.join(map(str, self.args))})"
+
+
+Mono = tuple[Atom, ...]
+_atoms: weakref.WeakValueDictionary[tuple[Any, ...], Atom] = weakref.WeakValueDictionary()
+_by_key = operator.attrgetter("key")
+
+
+def intern_symbol(name: str) -> Atom:
+    """The atom of the symbol ``name``."""
+    atom = _atoms.get((SYMBOL, name))
+    if atom is None:
+        atom = Atom()
+        atom.op, atom.args, atom.key, atom.symbols, atom.range = SYMBOL, (name,), name, frozenset((name,)), (None, None)
+        atom = _atoms.setdefault((SYMBOL, name), atom)
+    return atom
+
+
+def intern_function(op: str, args: tuple[Dim, ...], bounds: tuple[int | None, int | None]) -> Atom:
+    """The atom of a function application whose arguments are already in normal form; ``bounds`` hold for all integers."""
+    atom = _atoms.get((op, args))
+    if atom is None:
+        atom = Atom()
+        atom.op, atom.args, atom.range = op, args, bounds
+        atom.symbols = frozenset().union(*(a.symbol_set for a in args if isinstance(a, Expr)))
+        key = f"~{op}({','.join(a.key if isinstance(a, Expr) else str(a) for a in args)})"
+        if len(key) > _KEY_LENGTH:
+            key = f"~{op}#{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}"
+        atom.key = key
+        atom = _atoms.setdefault((op, args), atom)
+    return atom
+
+
+def _intern_from_args(op: str, args: tuple[Dim, ...]) -> Atom:
+    dim = functions.apply(op, args)
+    if not isinstance(dim, Expr) or dim.as_atom is None:
+        raise CompileError(f"{op}{args} is not in normal form")
+    return dim.as_atom
+
+
+class Expr:
+    """An integer-valued expression that is not constant. Immutable and hashable.
+
+    ``==`` compares normal forms: it serves as a dictionary key and never means "proved equal" (ask ``Scope.prove``).
+    An expression is never silently a number: ``int``, ``bool``, ``float`` and indexing raise ``TypeError``.
+    """
+
+    __slots__ = ("__weakref__", "_key", "_set", "_hash", "_sympy", "_text", "terms")
+    terms: dict[Mono, int]
+
+    def __init__(self, terms: dict[Mono, int]) -> None:
+        """Use ``make``: ``terms`` must hold no zero and at least one non-constant monomial."""
+        self.terms = terms
+        self._hash: int | None = None
+        self._set: frozenset[str] | None = None
+        self._key: str | None = None
+        self._text: str | None = None
+        self._sympy: Any = None
+
+    # --- identity -------------------------------------------------------------------------------------------------
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(frozenset(self.terms.items()))
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Expr) and hash(self) == hash(other) and self.terms == other.terms
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make, (self.terms,)
+
+    @property
+    def key(self) -> str:
+        """A deterministic sort key, equal for equal expressions only."""
+        if self._key is None:
+            text = "+".join(f"{c}*{'*'.join([a.key for a in m])}" for m, c in self.ordered())
+            if len(text) > _KEY_LENGTH:
+                text = "#" + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+            self._key = text
+        return self._key
+
+    @property
+    def symbol_set(self) -> frozenset[str]:
+        """The names of all symbols (for membership; iterate over ``symbols``, which is sorted)."""
+        if self._set is None:
+            atoms = {a for m in self.terms for a in m}
+            self._set = frozenset().union(*(a.symbols for a in atoms))
+        return self._set
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The names of all symbols, sorted."""
+        return tuple(sorted(self.symbol_set))
+
+    @property
+    def constant(self) -> int:
+        """The constant term."""
+        return self.terms.get((), 0)
+
+    @property
+    def as_atom(self) -> Atom | None:
+        """The atom if the expression is exactly one atom, else None."""
+        if len(self.terms) == 1:
+            ((mono, coefficient),) = self.terms.items()
+            if coefficient == 1 and len(mono) == 1:
+                return mono[0]
+        return None
+
+    @property
+    def as_symbol(self) -> str | None:
+        """The name if the expression is exactly one symbol, else None."""
+        atom = self.as_atom
+        return atom.args[0] if atom is not None and atom.op == SYMBOL else None
+
+    def ordered(self) -> list[tuple[Mono, int]]:
+        """The terms in canonical order: falling degree, then by name; the constant comes last."""
+        return sorted(self.terms.items(), key=lambda t: (-len(t[0]), [a.key for a in t[0]]))
+
+    # --- arithmetic -----------------------------------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> Dim:
+        if isinstance(other, int):
+            if other == 0:
+                return self
+            terms = dict(self.terms)
+            total = terms.get((), 0) + other
+            if total:
+                terms[()] = total
+            else:
+                del terms[()]
+            return Expr(terms)
+        if not isinstance(other, Expr):
+            other = _coerce(other)
+            return NotImplemented if other is None else self + other
+        return make(_added(self.terms, other.terms, 1))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Expr:
+        return Expr({m: -c for m, c in self.terms.items()})
+
+    def __pos__(self) -> Expr:
+        return self
+
+    def __sub__(self, other: Any) -> Dim:
+        if isinstance(other, int):
+            return self + (-other)
+        if not isinstance(other, Expr):
+            other = _coerce(other)
+            return NotImplemented if other is None else self - other
+        if self is other:
+            return 0
+        return make(_added(self.terms, other.terms, -1))
+
+    def __rsub__(self, other: Any) -> Dim:
+        return (-self) + other
+
+    def __mul__(self, other: Any) -> Dim:
+        if isinstance(other, int):
+            if other == 0:
+                return 0
+            return self if other == 1 else Expr({m: c * other for m, c in self.terms.items()})
+        if not isinstance(other, Expr):
+            other = _coerce(other)
+            return NotImplemented if other is None else self * other
+        out: dict[Mono, int] = {}
+        for m1, c1 in self.terms.items():
+            for m2, c2 in other.terms.items():
+                mono = tuple(sorted(m1 + m2, key=_by_key)) if m1 and m2 else m1 or m2
+                total = out.get(mono, 0) + c1 * c2
+                if total:
+                    out[mono] = total
+                else:
+                    out.pop(mono, None)
+        return make(out)
+
+    __rmul__ = __mul__
+
+    def __pow__(self, exponent: Any) -> Dim:
+        if not isinstance(exponent, int) or exponent < 0:
+            raise TypeError(f"a dimension can only be raised to a non-negative integer, not to {exponent!r}")
+        result: Dim = 1
+        for _ in range(exponent):
+            result = result * self
+        return result
+
+    def __floordiv__(self, other: Any) -> Dim:
+        other = _coerce(other)
+        return NotImplemented if other is None else functions.floordiv(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Dim:
+        other = _coerce(other)
+        return NotImplemented if other is None else functions.floordiv(other, self)
+
+    def __mod__(self, other: Any) -> Dim:
+        other = _coerce(other)
+        return NotImplemented if other is None else functions.mod(self, other)
+
+    def __rmod__(self, other: Any) -> Dim:
+        other = _coerce(other)
+        return NotImplemented if other is None else functions.mod(other, self)
+
+    def __divmod__(self, other: Any) -> tuple[Dim, Dim]:
+        return self // other, self % other
+
+    # --- never a number -------------------------------------------------------------------------------------------
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise TypeError(
+            f"the symbolic dimension {self} has no {what}: its value is known only at launch. Compute with the expression "
+            "itself, ask Scope.prove about it, or use evaluate() with values for its symbols."
+        )
+
+    def __int__(self) -> int:
+        self._refuse("integer value")
+
+    def __index__(self) -> int:
+        self._refuse("integer value")
+
+    def __float__(self) -> float:
+        self._refuse("float value")
+
+    def __bool__(self) -> bool:
+        self._refuse("truth value")
+
+    def __lt__(self, other: object) -> bool:
+        self._refuse("known order (use lt/le and Scope.prove)")
+
+    __le__ = __gt__ = __ge__ = __lt__
+
+    # --- use ------------------------------------------------------------------------------------------------------
+
+    def subs(self, mapping: Mapping[str, Dim]) -> Dim:
+        """The expression with symbols replaced, all at once, in normal form."""
+        if self.symbol_set.isdisjoint(mapping):
+            return self
+        return self.rebuild(lambda atom: mapping.get(atom.args[0]) if atom.op == SYMBOL else None)
+
+    def rebuild(self, replace: Callable[[Atom], Dim | None], memo: dict[Atom, Dim] | None = None) -> Dim:
+        """Replaces atoms bottom-up: ``replace`` sees each atom (its arguments already rebuilt); None keeps it."""
+        memo = {} if memo is None else memo
+        total: Dim = 0
+        kept: dict[Mono, int] = {}
+        for mono, coefficient in self.terms.items():
+            values = [_rebuild_atom(a, replace, memo) for a in mono]
+            if all(v is None for v in values):
+                kept[mono] = coefficient
+                continue
+            value: Dim = coefficient
+            for atom, new in zip(mono, values, strict=True):
+                value = value * (Expr({(atom,): 1}) if new is None else new)
+            total = total + value
+        return total + make(kept) if kept else total
+
+    def evaluate(self, mapping: Mapping[str, int]) -> int:
+        """The value where every symbol has the given value. Raises ``KeyError`` for a symbol without one."""
+        return _evaluate(self, mapping, {})
+
+    @property
+    def sympy(self) -> sympy.Expr:
+        """The SymPy expression, built with our own FloorDiv, Mod, Max, Min and Broadcast functions."""
+        if self._sympy is None:
+            from symbolic.sympy_bridge import to_sympy  # SymPy is imported only where it is asked for
+
+            self._sympy = to_sympy(self)
+        return self._sympy
+
+    def __str__(self) -> str:
+        if self._text is None:
+            parts = []
+            for mono, c in self.ordered():
+                body = _mono_text(mono, abs(c), alone=c == 1 and len(self.terms) == 1, leads=c < 0 and not parts)
+                parts.append(f" {'-' if c < 0 else '+'} {body}" if parts else (f"-{body}" if c < 0 else body))
+            self._text = "".join(parts)
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"Expr({self})"
+
+
+Dim = int | Expr
+
+
+def make(terms: dict[Mono, int]) -> Dim:
+    """The dim with these terms (no zero coefficients): an int when only the constant is left."""
+    if not terms:
+        return 0
+    if len(terms) == 1 and () in terms:
+        return terms[()]
+    return Expr(terms)
+
+
+def _added(a: dict[Mono, int], b: dict[Mono, int], sign: int) -> dict[Mono, int]:
+    out = dict(a)
+    for mono, c in b.items():
+        total = out.get(mono, 0) + sign * c
+        if total:
+            out[mono] = total
+        else:
+            del out[mono]
+    return out
+
+
+def _coerce(value: Any) -> Dim | None:
+    """An int or Expr from anything integer-like (NumPy scalars included), None for the rest."""
+    if isinstance(value, Expr):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def to_dim(value: Any) -> Dim:
+    """``value`` as a dim; raises ``TypeError`` when it is neither integer-like nor an expression."""
+    dim = _coerce(value)
+    if dim is None:
+        raise TypeError(f"a dimension is an integer or a symbolic expression, not {value!r}")
+    return dim
+
+
+def _rebuild_atom(atom: Atom, replace: Callable[[Atom], Dim | None], memo: dict[Atom, Dim]) -> Dim | None:
+    """The new value of ``atom``, or None where it stays what it is."""
+    if atom in memo:
+        value = memo[atom]
+        return None if isinstance(value, Expr) and value.as_atom is atom else value
+    current: Dim = atom_expr(atom)
+    if atom.op != SYMBOL:
+        args = tuple(a.rebuild(replace, memo) if isinstance(a, Expr) else a for a in atom.args)
+        if args != atom.args:
+            current = functions.apply(atom.op, args)
+    result = current
+    if isinstance(current, Expr):
+        top = current.as_atom
+        if top is not None:
+            new = replace(top)
+            result = current if new is None else new
+        else:  # the rules turned the application into something larger: its new atoms are seen too
+            result = current.rebuild(replace, memo) if current.terms.keys() != {(atom,)} else current
+    memo[atom] = result
+    return None if isinstance(result, Expr) and result.as_atom is atom else result
+
+
+def atom_expr(atom: Atom) -> Expr:
+    """The expression that is just ``atom``."""
+    return Expr({(atom,): 1})
+
+
+def _evaluate(dim: Dim, mapping: Mapping[str, int], memo: dict[Atom, int]) -> int:
+    if isinstance(dim, int):
+        return dim
+    total = 0
+    for mono, value in dim.terms.items():
+        for atom in mono:
+            if atom.op == SYMBOL:
+                value *= mapping[atom.args[0]]
+                continue
+            known = memo.get(atom)
+            if known is None:
+                known = functions.apply_ints(atom.op, [_evaluate(a, mapping, memo) for a in atom.args])
+                memo[atom] = known
+            value *= known
+        total += value
+    return total
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+
+
+def quote(name: str) -> str:
+    """``name`` as the parser reads it: in backticks unless it looks like an identifier."""
+    if _PLAIN_NAME.match(name) and name not in _FUNCTION_NAMES:
+        return name
+    return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
+
+
+def _atom_text(atom: Atom) -> str:
+    if atom.op == SYMBOL:
+        return quote(atom.args[0])
+    if atom.op in (FLOORDIV, MOD):
+        left, right = (_operand_text(a) for a in atom.args)
+        return f"{left}//{right}" if atom.op == FLOORDIV else f"{left} % {right}"
+    return f"{atom.op}({', '.join(map(str, atom.args))})"
+
+
+def _operand_text(dim: Dim) -> str:
+    """``dim`` in parentheses unless it is one name, one call or a non-negative number."""
+    if isinstance(dim, int):
+        return str(dim) if dim >= 0 else f"({dim})"
+    atom = dim.as_atom
+    simple = atom is not None and atom.op not in (FLOORDIV, MOD)
+    return str(dim) if simple else f"({dim})"
+
+
+def _mono_text(mono: Mono, coefficient: int, alone: bool, leads: bool) -> str:
+    """The text of ``coefficient * mono``; ``alone``: it is the whole expression; ``leads``: a minus sign comes right before."""
+    if not mono:
+        return str(coefficient)
+    single = len(mono) == 1 and coefficient == 1
+    parts = [] if coefficient == 1 else [str(coefficient)]
+    for i, atom in enumerate(mono):
+        if i and atom is mono[i - 1]:
+            continue
+        power = mono.count(atom)
+        text = _atom_text(atom)
+        bare = single and (alone or (atom.op == FLOORDIV and not leads))
+        if atom.op in (FLOORDIV, MOD) and not bare:
+            text = f"({text})"
+        parts.append(text if power == 1 else f"{text}**{power}")
+    return "*".join(parts)
+
+
+# --- small helpers over dims ----------------------------------------------------------------------------------------
+
+
+def symbol(name: str) -> Expr:
+    """The expression of the symbol ``name``."""
+    if not name:
+        raise CompileError("a symbol needs a name")
+    return atom_expr(intern_symbol(name))
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of ``dims`` (1 for none)."""
+    result: Dim = 1
+    for dim in dims:
+        result = dim * result if isinstance(dim, Expr) else result * to_dim(dim)
+    return result
+
+
+def ssum(dims: Iterable[Dim]) -> Dim:
+    """The sum of ``dims`` (0 for none), in time linear in the number of terms."""
+    terms: dict[Mono, int] = {}
+    for dim in dims:
+        items = dim.terms.items() if isinstance(dim, Expr) else (((), to_dim(dim)),)
+        for mono, c in items:
+            terms[mono] = terms.get(mono, 0) + c  # type: ignore[operator]
+    return make({m: c for m, c in terms.items() if c})
+
+
+def evaluate(dim: Dim, mapping: Mapping[str, int]) -> int:
+    """The value of ``dim`` where every symbol has the given value."""
+    return dim.evaluate(mapping) if isinstance(dim, Expr) else int(dim)
+
+
+def symbols_of(dim: Dim) -> tuple[str, ...]:
+    """The names of the symbols in ``dim``, sorted."""
+    return dim.symbols if isinstance(dim, Expr) else ()
+
+
+def is_static(dim: Dim) -> bool:
+    """Whether ``dim`` is a plain number."""
+    return not isinstance(dim, Expr)
+
+
+def substitute(dim: Dim, mapping: Mapping[str, Dim]) -> Dim:
+    """``dim`` with symbols replaced."""
+    return dim.subs(mapping) if isinstance(dim, Expr) else dim
+
+
+def content(dim: Expr, with_constant: bool = True) -> int:
+    """The greatest common divisor of the coefficients."""
+    return reduce(gcd, (c for m, c in dim.terms.items() if m or with_constant), 0)
+
+
+def exact_div(dim: Dim, divisor: int) -> Dim:
+    """``dim / divisor`` where every coefficient is a multiple of ``divisor``."""
+    if isinstance(dim, int):
+        return dim // divisor
+    return Expr({m: c // divisor for m, c in dim.terms.items()})
+
+
+from symbolic import functions  # noqa: E402  (the rules need Expr; Expr's operators need the rules)
