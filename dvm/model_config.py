@@ -303,7 +303,12 @@ def scaled(config: Config, factor: int = 8) -> Config:
         heads = min(2, config.num_attention_heads)
         hidden = heads * config.head_dim
         return replace(
-            config, name=name, vocab_size=vocab, hidden_size=hidden, intermediate_size=intermediate, num_attention_heads=heads
+            config,
+            name=name,
+            vocab_size=vocab,
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            num_attention_heads=heads,
         )
     kv_heads = min(2, config.num_key_value_heads)
     return replace(

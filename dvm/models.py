@@ -59,7 +59,10 @@ class Param(NamedTuple):
 def _decoder_layer_params(c: DecoderConfig) -> dict[str, Param]:
     d, f, hd = c.hidden_size, c.intermediate_size, c.head_dim
     q, kv = c.num_attention_heads * hd, c.num_key_value_heads * hd
-    table = {"input_norm": Param((d,), "input_layernorm.weight"), "post_norm": Param((d,), "post_attention_layernorm.weight")}
+    table = {
+        "input_norm": Param((d,), "input_layernorm.weight"),
+        "post_norm": Param((d,), "post_attention_layernorm.weight"),
+    }
     dense = [
         ("q", "self_attn.q_proj", d, q, c.qkv_bias),
         ("k", "self_attn.k_proj", d, kv, c.qkv_bias),
@@ -128,7 +131,9 @@ def _layer_params(config: Config) -> dict[str, Param]:
 def _model_params(config: Config) -> dict[str, Param]:
     """What a whole model has besides its layers."""
     if not isinstance(config, DecoderConfig):
-        raise CompileError(f"model config '{config.name}': a whole model is built for decoders only, not for {config.model_type}")
+        raise CompileError(
+            f"model config '{config.name}': a whole model is built for decoders only, not for {config.model_type}"
+        )
     table = {
         "embed": Param((config.vocab_size, config.hidden_size), "model.embed_tokens.weight"),
         "norm": Param((config.hidden_size,), "model.norm.weight"),
@@ -195,7 +200,9 @@ def params_from_hf(
         if len(p.shape) == 2 and "embed" not in p.hf:
             value = value.T  # torch.nn.Linear stores [out, in]
         if value.shape != p.shape:
-            raise CompileError(f"model config '{config.name}': tensor '{name}' has shape {value.shape}, expected {p.shape}")
+            raise CompileError(
+                f"model config '{config.name}': tensor '{name}' has shape {value.shape}, expected {p.shape}"
+            )
         return jnp.asarray(value, dtype)
 
     return _build(config, n_layers, make)
@@ -306,7 +313,12 @@ def _decoder_layer(config: DecoderConfig, params: Params, x: Array, *args: Any) 
 
 def _decoder_block(config: DecoderConfig) -> Callable[..., tuple[Array, Array, Array]]:
     def decoder_block(
-        params: Params, x: Array, past_k: Array, past_v: Array, positions: Array | None = None, mask: Array | None = None
+        params: Params,
+        x: Array,
+        past_k: Array,
+        past_v: Array,
+        positions: Array | None = None,
+        mask: Array | None = None,
     ) -> tuple[Array, Array, Array]:
         y, (k, v) = _decoder_layer(config, params, x, (past_k, past_v), positions, mask)
         return y, k, v

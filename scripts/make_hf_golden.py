@@ -3,9 +3,11 @@
     python scripts/make_hf_golden.py            # rewrites tests/data/hf/*.npz; needs the extra ``hf``
 
 Each file holds ``config`` (the model's config.json as text), ``weight/NAME`` (float16, exact: the models run with the rounded values)
-and for each case k: ``case{k}/in/*`` and ``case{k}/out/*``. A decoder's case has ``ids``, ``past{i}/k``, ``past{i}/v`` in and ``logits``,
-``hidden`` (the input of layer 0), ``layer0`` (its output), ``new{i}/k``, ``new{i}/v`` (what the cache gained) out. A BERT case has ``hidden``
-and ``mask`` in and ``layer0`` out. Past keys and values are float16, exact too.
+and for each case k ``case{k}/in/*`` and ``case{k}/out/*``:
+
+- decoder: in ``ids``, ``past{i}/k`` and ``past{i}/v`` (float16, exact too); out ``logits``, ``hidden`` (the input of layer 0), ``layer0``
+  (its output), ``new{i}/k`` and ``new{i}/v`` (what the cache gained);
+- BERT: in ``hidden`` and ``mask``; out ``layer0``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ LAYERS = 2
 DECODER_CASES = [(2, 7, 0), (1, 1, 0), (1, 1, 7), (2, 5, 11), (3, 1, 19), (1, 17, 40)]  # batch, sequence, past
 BERT_CASES = [(1, 1, 0), (1, 11, 0), (2, 13, 5), (3, 9, 8)]  # batch, sequence, padding of the last row
 
-_SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": LAYERS, "vocab_size": 61}
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_hidden_layers": LAYERS,
+    "vocab_size": 61,
+}
 _DECODER = {**_SIZES, "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-6}
 _BERT = {**_SIZES, "model_type": "bert", "num_hidden_layers": 1, "max_position_embeddings": 64}
 _LLAMA3 = {

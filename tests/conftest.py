@@ -13,7 +13,9 @@ hypothesis.settings.register_profile("thorough", deadline=None, max_examples=200
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="also run the tests marked slow: all combinations, full-size models")
+    parser.addoption(
+        "--slow", action="store_true", help="also run the tests marked slow: all combinations, full-size models"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

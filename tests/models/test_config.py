@@ -162,7 +162,9 @@ def test_traces_with_symbolic_dims(name, dtype):
     b, s, p = jax.export.symbolic_shape("b, s, p")
     params = models.param_specs(config, dtype)
     specs = [
-        jax.ShapeDtypeStruct([{"b": b, "s": s, "p": p}.get(str(d), d) for d in map(_text_or_int, spec.shape)], spec.dtype)
+        jax.ShapeDtypeStruct(
+            [{"b": b, "s": s, "p": p}.get(str(d), d) for d in map(_text_or_int, spec.shape)], spec.dtype
+        )
         for spec in harness.specs(config, dtype)
     ]
     outs = jax.make_jaxpr(models.block(config))(params, *specs).out_avals

@@ -50,7 +50,10 @@ def close(got, want):
 
 
 def dims(config):
-    return {"b": dvm.Dim("b", max=4), "p": dvm.Dim("p", min=0, max=512)}, f"b, {config.num_key_value_heads}, p, {config.head_dim}"
+    return {
+        "b": dvm.Dim("b", max=4),
+        "p": dvm.Dim("p", min=0, max=512),
+    }, f"b, {config.num_key_value_heads}, p, {config.head_dim}"
 
 
 def check_block(how, config, weights, cases):
@@ -135,11 +138,14 @@ def test_live_at_full_size(name, how):
     import configs
     from scripts import make_hf_golden as golden
 
-    fields = json.loads(configs.model_file(name).read_text()) | {"num_hidden_layers": 1, "vocab_size": 512}
+    # Two layers: transformers applies the final norm to the hidden states that follow the last one.
+    fields = json.loads(configs.model_file(name).read_text()) | {"num_hidden_layers": 2, "vocab_size": 512}
     for ignored in ("architectures", "torch_dtype"):
         fields.pop(ignored, None)
     model = golden.build(fields)
-    cases = [{k: v.astype(np.float32) if v.dtype == np.float16 else v for k, v in c.items()} for c in golden.run_cases(model)]
+    cases = [
+        {k: v.astype(np.float32) if v.dtype == np.float16 else v for k, v in c.items()} for c in golden.run_cases(model)
+    ]
     config = models.load_config(fields)
     check = check_bert if name == "bert-base" else check_block
     check(how, config, golden.weights(model), cases)
