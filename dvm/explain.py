@@ -1,0 +1,153 @@
+"""What a compiled program says about itself: kernels and the operations they hold, cuts and their reasons, passes, facts and checks.
+
+The data is ``Program.debug``, which the compiler fills and a stripped file lacks::
+
+    kernels  [{"name", "ops": [..], "origin": [..]}]     fusion groups in launch order
+    cuts     [{"from", "to", "value", "reason"}]         why two neighbours did not become one kernel
+    merges   [{"from", "to", "reason"}]                  why two became one
+    passes   [{"name", "before", "after", "seconds", "notes"}]
+    facts    [str]                                       deduced relations of dimensions, with their cause
+    checks   [str]                                       what is left to decide when sizes are known
+    host     [{"op", "count", "reason"}]                 operations that run on the host
+
+Every key may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from vm.program import KernelStep, Program, Step
+
+_MERGE_LIMIT = 40  # lines of merges in the text form; --json has all
+
+
+class Kernel(NamedTuple):
+    """One fusion group: its name, the operations in it in order, and where they come from."""
+
+    name: str
+    ops: tuple[str, ...] = ()
+    origin: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}: {', '.join(self.ops)}" if self.ops else self.name
+
+
+def kernels(program: Program) -> tuple[Kernel, ...]:
+    """The program's kernels; without debug data one per template that a step launches, named by its number."""
+    listed = program.debug.get("kernels")
+    if listed is not None:
+        return tuple(Kernel(str(k["name"]), _texts(k.get("ops")), _texts(k.get("origin"))) for k in listed)
+    used = dict.fromkeys(step.template for step in walk(program.steps) if isinstance(step, KernelStep))
+    return tuple(Kernel(program.templates[t].name or f"template{t}") for t in used)
+
+
+def walk(steps: Iterable[Step]) -> Iterable[Step]:
+    """All steps, those inside branches and loops included."""
+    for step in steps:
+        yield step
+        for name in ("branches", "cond", "body"):
+            inner = getattr(step, name, ())
+            for item in inner:
+                yield from walk(item) if isinstance(item, tuple) else walk((item,))
+
+
+def _texts(items: Any) -> tuple[str, ...]:
+    return tuple(str(item) for item in items or ())
+
+
+class Explanation:
+    """The answer of ``prog.explain()``: prints as text; ``to_dict()`` is the same as plain data."""
+
+    def __init__(self, program: Program, constraints: Iterable[str] = ()):
+        self._program = program
+        self._constraints = [str(line) for line in constraints]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        debug = self._program.debug
+        return {
+            "kernels": [{"name": k.name, "ops": list(k.ops), "origin": list(k.origin)} for k in kernels(self._program)],
+            "cuts": [_plain(c) for c in debug.get("cuts", ())],
+            "merges": [_plain(m) for m in debug.get("merges", ())],
+            "passes": [_plain(p) for p in debug.get("passes", ())],
+            "host": [_plain(h) for h in debug.get("host", ())],
+            "constraints": self._constraints,
+            "launches": sum(isinstance(s, KernelStep) for s in walk(self._program.steps)),
+            "templates": len(self._program.templates),
+            "stripped": not debug,
+        }
+
+    def __str__(self) -> str:
+        data = self.to_dict()
+        lines = [
+            f"{len(data['kernels'])} kernels, {data['templates']} templates, {data['launches']} kernel launches"
+            + (" (stripped: no names and no reasons are kept)" if data["stripped"] else "")
+        ]
+        for kernel in data["kernels"]:
+            lines.append(
+                f"  {kernel['name']}: {_run_lengths(kernel['ops'])}" if kernel["ops"] else f"  {kernel['name']}"
+            )
+            for place in _short(kernel["origin"], 3):
+                lines.append(f"      from {place}")
+        _section(
+            lines, "cuts", [_arrow(c) for c in data["cuts"]], "none: no two neighbouring kernels could have been one"
+        )
+        _section(lines, "merges", _short([_arrow(m) for m in data["merges"]], _MERGE_LIMIT))
+        _section(lines, "host operations", [_host(h) for h in data["host"]])
+        _section(lines, "constraints", data["constraints"])
+        _section(lines, "passes", [_pass(p) for p in data["passes"]])
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _section(lines: list[str], title: str, items: list[str], empty: str = "") -> None:
+    if items or empty:
+        lines.append(f"{title}:")
+        lines.extend(f"  {item}" for item in items or [empty])
+
+
+def _plain(item: Any) -> Any:
+    return dict(item) if isinstance(item, Mapping) else str(item)
+
+
+def _arrow(item: Any) -> str:
+    if not isinstance(item, Mapping):
+        return str(item)
+    value = f" ({item['value']})" if item.get("value") else ""
+    return f"{item.get('from', '?')} | {item.get('to', '?')}{value}: {item.get('reason', '')}"
+
+
+def _host(item: Any) -> str:
+    if not isinstance(item, Mapping):
+        return str(item)
+    reason = f": {item['reason']}" if item.get("reason") else ""
+    return f"{item.get('op', '?')} x{item.get('count', 1)}{reason}"
+
+
+def _pass(item: Any) -> str:
+    if not isinstance(item, Mapping):
+        return str(item)
+    notes = item.get("notes") or ""
+    if isinstance(notes, Mapping):
+        notes = ", ".join(f"{k} {v}" for k, v in notes.items())
+    text = f"{item.get('name', '?')}: {item.get('before', '?')} -> {item.get('after', '?')} nodes"
+    seconds = item.get("seconds")
+    return text + (f", {seconds * 1e3:.1f} ms" if seconds is not None else "") + (f"; {notes}" if notes else "")
+
+
+def _run_lengths(ops: list[str]) -> str:
+    """``add, add, mul`` as ``add x2, mul``."""
+    runs: list[list[Any]] = []
+    for op in ops:
+        if runs and runs[-1][0] == op:
+            runs[-1][1] += 1
+        else:
+            runs.append([op, 1])
+    return ", ".join(f"{op} x{n}" if n > 1 else op for op, n in runs)
+
+
+def _short(items: list[str], limit: int) -> list[str]:
+    return items if len(items) <= limit else [*items[:limit], f"... and {len(items) - limit} more"]

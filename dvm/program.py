@@ -1,0 +1,343 @@
+"""``CompiledProgram``: what ``dvm.compile`` and ``dvm.load`` return.
+
+Imports nothing of the compiler, so that a loaded program runs alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dvm import explain as explaining
+from dvm.trees import Signature
+from vm.dtypes import dtype_of
+from vm.errors import InputError, ProgramError
+from vm.program import Program, Symbol, TensorSpec
+
+if TYPE_CHECKING:
+    import jax
+
+    from vm.binder import Binder, BoundProgram
+
+TIERS = ("auto", "reference", "interpreter", "specialised")
+
+
+class CompiledProgram:
+    """A compiled graph. Call it with arrays of any sizes that meet ``constraints``; nothing is compiled again.
+
+    ``prog(*args)`` takes and returns the pytrees of the function it was compiled from. An ONNX program takes its inputs in order or by
+    name and returns a tuple. Results are ``jax.Array``s, except 64-bit types, which are NumPy arrays unless the user has enabled x64 in
+    JAX. Raises ``InputError`` for a wrong count, name, rank or dtype and ``ShapeError`` for a size that breaks a constraint; the program
+    works afterwards as before. Calls from several threads are safe.
+    """
+
+    def __init__(
+        self, program: Program, signature: Signature | None = None, tier: str = "auto", notes: Iterable[str] = ()
+    ):
+        if tier not in TIERS:
+            raise InputError(f"unknown tier {tier!r}; there are {', '.join(TIERS)}")
+        self._program = program
+        self._tier = tier
+        self._notes = [str(note) for note in notes]
+        self._lock = threading.Lock()
+        self._executable: Any = None
+        names = [spec.name for spec in program.inputs]
+        title = str(program.debug.get("title", ""))
+        self._signature = signature or Signature.from_data(
+            program.in_tree, program.out_tree, names, len(program.outputs), title
+        )
+        self._admit = [
+            _admitter(spec, label, self._signature.form != "onnx")
+            for spec, label in zip(program.inputs, self._labels(), strict=True)
+        ]
+        self._wide_outputs = [i for i, spec in enumerate(program.outputs) if _is_wide(dtype_of(spec.dtype))]
+
+    # ---- running
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Launches the program on ``args``; returns without waiting for the result."""
+        return self.unflatten(self.launch_flat(self._signature.flatten(args, kwargs)))
+
+    def run(
+        self, output_names: str | Sequence[str] | None = None, feeds: Mapping[str, Any] | None = None
+    ) -> list[np.ndarray]:
+        """As onnxruntime's ``InferenceSession.run``: NumPy arrays by input name in, the named outputs (all if None) as NumPy arrays out.
+
+        Inputs of a function are named by parameter and path, as ``x`` or ``params['w'][0]``; see ``inputs``. Waits for the result.
+        """
+        feeds = dict(feeds or {})
+        known = [spec.name for spec in self._program.inputs]
+        unknown = [name for name in feeds if name not in known]
+        missing = [name for name in known if name not in feeds]
+        if unknown or missing:
+            parts = [f"unknown {', '.join(map(repr, unknown))}"] * bool(unknown)
+            parts += [f"missing {', '.join(map(repr, missing))}"] * bool(missing)
+            raise InputError(
+                f"run: wrong input names: {'; '.join(parts)}; the inputs are {', '.join(map(repr, known))}"
+            )
+        outputs = [spec.name for spec in self._program.outputs]
+        wanted = (
+            [output_names] if isinstance(output_names, str) else outputs if output_names is None else list(output_names)
+        )
+        for name in wanted:
+            if name not in outputs:
+                raise InputError(f"run: unknown output {name!r}; the outputs are {', '.join(map(repr, outputs))}")
+        results = self._launch([feeds[name] for name in known])
+        return [np.asarray(results[outputs.index(name)]) for name in wanted]
+
+    def unflatten(self, results: Sequence[Any]) -> Any:
+        """The result tree of flat results."""
+        return self._signature.unflatten(results)
+
+    def launch_flat(self, leaves: Sequence[Any]) -> list[Any]:
+        """Launches on flat inputs and returns flat results, as ``__call__`` does for trees."""
+        results = self._launch(leaves)
+        if self._wide_outputs and not x64_enabled():
+            for i in self._wide_outputs:
+                results[i] = np.asarray(results[i])
+        wide = self._wide_outputs
+        return [_to_jax(r) if type(r) is np.ndarray and i not in wide else r for i, r in enumerate(results)]
+
+    def _launch(self, leaves: Sequence[Any]) -> list[Any]:
+        if len(leaves) != len(self._admit):
+            raise InputError(f"expected {len(self._admit)} arrays, got {len(leaves)}")
+        return list(self.executable.launch([admit(leaf) for admit, leaf in zip(self._admit, leaves)]))
+
+    @property
+    def executable(self) -> Any:
+        """The ``vm.runtime.Executable`` that launches this program; made when first needed."""
+        if self._executable is None:
+            with self._lock:
+                if self._executable is None:
+                    self._executable = make_executable(self._program, self._tier)
+        return self._executable
+
+    def wait(self) -> CompiledProgram:
+        """Waits for work in the background (executables that are still being compiled)."""
+        self.executable.wait()
+        return self
+
+    def reserve(self, dims: Mapping[str, int] | None = None, /, **more: int) -> CompiledProgram:
+        """Sizes device memory for these dims ahead, so that no launch inside them grows it. Symbols left out must have a maximum."""
+        self.executable.reserve(self._symbol_values(dims, more, partial=True))
+        return self
+
+    def bind(self, dims: Mapping[str, int] | None = None, /, **more: int) -> BoundProgram:
+        """The program with these sizes filled in, without arrays: to inspect. Raises ``ShapeError`` if they break a constraint."""
+        return self._binder.bind_symbols(self._symbol_values(dims, more, partial=False))
+
+    @functools.cached_property
+    def _binder(self) -> Binder:
+        if self._executable is not None:
+            return self._executable.binder
+        from vm.binder import Binder
+
+        return Binder(self._program)
+
+    def _symbol_values(self, dims: Mapping[str, int] | None, more: Mapping[str, int], partial: bool) -> dict[str, int]:
+        given = {**(dims or {}), **more}
+        for name, size in given.items():
+            if name not in self.symbols:
+                raise InputError(f"unknown dimension {name!r}; the program has {', '.join(self.symbols) or 'none'}")
+            if isinstance(size, bool) or not hasattr(size, "__index__"):
+                raise InputError(f"dimension {name!r}: expected a whole number, got {size!r}")
+        missing = [name for name in self.symbols if name not in given]
+        if missing and not partial:
+            raise InputError(f"missing dimension{'s' * (len(missing) > 1)} {', '.join(missing)}")
+        return {name: given[name].__index__() for name in self.symbols if name in given}
+
+    # ---- saving
+
+    def save(self, path: str | os.PathLike[str], strip: bool = False) -> None:
+        """Writes the program file; ``strip`` leaves out names of operations, explanations and reports."""
+        from vm import serialise
+
+        serialise.save(self._program, path, strip)
+
+    # ---- looking inside
+
+    @property
+    def program(self) -> Program:
+        """The program as data."""
+        return self._program
+
+    @property
+    def tier(self) -> str:
+        """The executor that was asked for."""
+        return self._tier
+
+    @property
+    def symbols(self) -> dict[str, Symbol]:
+        """The symbolic dimensions by name, with their ranges."""
+        return {symbol.name: symbol for symbol in self._program.symbols}
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Flat inputs: name, dtype and dims as text."""
+        return self._program.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Flat outputs: name, dtype and dims as text."""
+        return self._program.outputs
+
+    @property
+    def constraints(self) -> list[str]:
+        """One line each: declared ranges, deduced relations with their cause, launch checks, and what ``dvm.jit`` kept fixed and why."""
+        lines = [_range_line(symbol) for symbol in self._program.symbols]
+        lines += [str(fact) for fact in self._program.debug.get("facts", ())]
+        lines += [
+            f"{check.message} [{check.origin}]" if check.origin else check.message for check in self._program.checks
+        ]
+        return list(dict.fromkeys(lines + [str(note) for note in self._program.debug.get("jit", ())] + self._notes))
+
+    @property
+    def kernels(self) -> tuple[explaining.Kernel, ...]:
+        """The fusion groups in launch order."""
+        return explaining.kernels(self._program)
+
+    def explain(self) -> explaining.Explanation:
+        """For every kernel which operations it holds and for every cut why; print it, or take ``.to_dict()``."""
+        return explaining.Explanation(self._program, self.constraints)
+
+    def disassemble(self, kernel: str | int | None = None) -> str:
+        """The instructions as text, of one kernel (by name or number) or of all."""
+        from vm import disassembler
+
+        return disassembler.disassemble(self._program, kernel)
+
+    def __repr__(self) -> str:
+        def show(specs: Iterable[TensorSpec]) -> str:
+            return ", ".join(f"{spec.name}: {spec.dtype}[{', '.join(spec.text)}]" for spec in specs)
+
+        title = f" {self._signature.title}" if self._signature.title else ""
+        return f"<dvm program{title}({show(self.inputs)}) -> ({show(self.outputs)})>"
+
+    def _labels(self) -> list[str]:
+        """How messages name each flat input."""
+        if self._signature.form == "onnx":
+            return [f"input {spec.name!r}" for spec in self._program.inputs]
+        return self._signature.labels
+
+
+def make_executable(program: Program, tier: str) -> Any:
+    """A ``vm.runtime.Executable``; tests put a double here."""
+    from vm import jaxevents
+
+    jaxevents.install()
+    from vm.runtime import Executable
+
+    return Executable(program, tier)
+
+
+def load(path: str | os.PathLike[str], tier: str = "auto") -> CompiledProgram:
+    """The program saved at ``path``. Needs neither SymPy nor onnx. Raises ``ProgramError`` for a damaged file."""
+    from vm import serialise
+
+    try:
+        program = serialise.load(path)
+    except OSError as error:
+        raise ProgramError(f"cannot read {os.fspath(path)!r}: {error.strerror or error}") from error
+    return CompiledProgram(program, tier=tier)
+
+
+def _range_line(symbol: Symbol) -> str:
+    upper = f" <= {symbol.max}" if symbol.max is not None else ""
+    line = f"{symbol.min} <= {symbol.name}{upper}"
+    if symbol.multiple_of > 1:
+        line += f", {symbol.name} % {symbol.multiple_of} == {symbol.remainder}"
+    return line + (f" [{symbol.origin}]" if symbol.origin else "")
+
+
+# ---- arrays in and out
+
+
+def _is_wide(dtype: np.dtype) -> bool:
+    """Whether JAX needs x64 for ``dtype``."""
+    return dtype.kind in "iuf" and dtype.itemsize == 8 or dtype.kind == "c" and dtype.itemsize == 16
+
+
+def x64_enabled() -> bool:
+    """Whether the user has enabled x64 in JAX, globally or around this call."""
+    import jax
+
+    return jax.dtypes.canonicalize_dtype(np.int64) == np.int64
+
+
+def _to_jax(array: np.ndarray) -> jax.Array:
+    import jax
+
+    return jax.device_put(array, jax.devices("cpu")[0])
+
+
+def _admitter(spec: TensorSpec, label: str, canonicalise: bool) -> Callable[[Any], Any]:
+    """A function that lets one input in: checks its rank and dtype and makes other array-likes NumPy arrays.
+
+    With ``canonicalise`` (functions and jaxprs) a 64-bit array becomes what JAX would make of it while x64 is off.
+    """
+    dtype, rank = dtype_of(spec.dtype), len(spec.text)
+    shape = f"[{', '.join(spec.text)}]"
+
+    def admit(value: Any) -> Any:
+        if type(value) in _array_types() and value.dtype == dtype:
+            array = value
+        else:
+            array = _convert(value, dtype, label, canonicalise)
+        if len(array.shape) != rank:
+            raise InputError(
+                f"{label}: expected {rank} dimension{'s' * (rank != 1)} {shape}, got {len(array.shape)}: shape {tuple(array.shape)}"
+            )
+        return array
+
+    return admit
+
+
+@functools.cache
+def _array_types() -> tuple[type, ...]:
+    import jax
+
+    return (
+        np.ndarray,
+        type(jax.device_put(np.zeros((), np.float32), jax.devices("cpu")[0])),
+    )  # tracers are jax.Arrays too
+
+
+_WEAK: dict[type, str] = {bool: "b", int: "iufc", float: "fc", complex: "c"}
+
+
+def _convert(value: Any, dtype: np.dtype, label: str, canonicalise: bool) -> Any:
+    """``value`` as an array of ``dtype``, or an ``InputError``."""
+    import jax
+
+    if isinstance(value, jax.core.Tracer):
+        raise InputError(
+            f"{label}: got a JAX tracer; a compiled program takes arrays only (dvm.jit functions nest in JAX transformations)"
+        )
+    kind = "f" if dtype.kind in "fV" else dtype.kind
+    if type(value) in _WEAK:
+        if kind in _WEAK[type(value)]:
+            try:
+                return np.asarray(value, dtype)
+            except OverflowError:
+                raise InputError(f"{label}: {value} does not fit {dtype}") from None
+        raise InputError(f"{label}: expected {dtype}, got a Python {type(value).__name__}")
+    if isinstance(value, jax.ShapeDtypeStruct):
+        raise InputError(f"{label}: expected an array, got {value}")
+    try:
+        array = (
+            value
+            if isinstance(value, jax.Array)
+            else np.asarray(value, dtype if isinstance(value, (list, tuple)) else None)
+        )
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{label}: expected an array, got {type(value).__name__}: {error}") from error
+    if array.dtype == dtype:
+        return array
+    if canonicalise and array.dtype.kind in "iufc" and jax.dtypes.canonicalize_dtype(array.dtype) == dtype:
+        return np.asarray(array).astype(dtype)
+    raise InputError(f"{label}: expected dtype {dtype}, got {array.dtype}")
