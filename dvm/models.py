@@ -23,6 +23,7 @@ __all__ = [
     "DecoderConfig",
     "MMoEConfig",
     "RopeScaling",
+    "as_decoder",
     "block",
     "causal_lm",
     "init_params",
@@ -328,7 +329,7 @@ def _decoder_block(config: DecoderConfig) -> Callable[..., tuple[Array, Array, A
 
 def prefill_block(config: Config) -> Callable[[Params, Array], Array]:
     """The decoder block without a cache: ``fn(params, x[b, s, hidden]) -> y[b, s, hidden]``, causal. Llama, Qwen2 and Qwen3 only."""
-    decoder = _need_decoder(config)
+    decoder = as_decoder(config)
 
     def prefill(params: Params, x: Array) -> Array:
         return _decoder_layer(decoder, params, x)[0]
@@ -342,7 +343,7 @@ def causal_lm(config: Config, n_layers: int) -> Callable[[Params, Array, Sequenc
     ``past`` and the cache are lists with a pair of keys and values a layer, as in ``block``; ``params`` come from
     ``init_params(config, ..., n_layers=n_layers)``. Token ids are of an integer type.
     """
-    decoder = _need_decoder(config)
+    decoder = as_decoder(config)
 
     def lm(params: Params, ids: Array, past: Sequence[Cache]) -> tuple[Array, list[Cache]]:
         x = params["embed"][ids]
@@ -357,7 +358,8 @@ def causal_lm(config: Config, n_layers: int) -> Callable[[Params, Array, Sequenc
     return lm
 
 
-def _need_decoder(config: Config) -> DecoderConfig:
+def as_decoder(config: Config) -> DecoderConfig:
+    """``config`` if it is of a decoder family, else a ``CompileError``."""
     if not isinstance(config, DecoderConfig):
         raise CompileError(f"model config '{config.name}': {config.model_type} is not a decoder")
     return config
