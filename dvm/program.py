@@ -17,7 +17,7 @@ from dvm import explain as explaining
 from dvm.trees import Signature
 from vm.dtypes import dtype_of
 from vm.errors import InputError, ProgramError
-from vm.program import Program, Symbol, TensorSpec
+from vm.program import Program, Step, Symbol, TensorSpec
 
 if TYPE_CHECKING:
     import jax
@@ -200,6 +200,11 @@ class CompiledProgram:
     def kernels(self) -> tuple[explaining.Kernel, ...]:
         """The fusion groups in launch order."""
         return explaining.kernels(self._program)
+
+    @property
+    def steps(self) -> list[Step]:
+        """All steps, those inside branches and loops included."""
+        return list(explaining.walk(self._program.steps))
 
     def explain(self) -> explaining.Explanation:
         """For every kernel which operations it holds and for every cut why; print it, or take ``.to_dict()``."""

@@ -1,0 +1,174 @@
+"""What all verbs share: errors as one line, ``--json``, progress, and the syntax of shapes and dims."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vm.errors import DvmError, ProgramError
+
+if TYPE_CHECKING:
+    from dvm.dims import Dim
+    from dvm.program import CompiledProgram
+
+_MAGIC = b"\x89DVM"
+_INTERNAL_ERROR = 70  # as sysexits.h: our fault, not the input's
+
+
+# ---- errors and output
+
+
+def guarded(ctx: click.Context, call: Callable[[click.Context], Any]) -> Any:
+    """Runs ``call``; an error becomes one line on stderr (and an object on stdout with ``--json``) and an exit code that is not 0."""
+    try:
+        return call(ctx)
+    except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt, BrokenPipeError):
+        raise
+    except Exception as error:
+        if debug_level() > 0:
+            raise
+        ours = not isinstance(error, (DvmError, OSError))
+        text = one_line(error)
+        if ours:
+            text = f"internal error: {type(error).__name__}: {text} (set DVM_DEBUG=1 for the traceback)"
+        if "--json" in sys.argv[1:] or ctx.find_root().meta.get("dvm.json"):
+            click.echo(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}))
+        click.echo(f"error: {text}", err=True)
+        ctx.exit(_INTERNAL_ERROR if ours else 1)
+
+
+def one_line(error: BaseException) -> str:
+    """The message without line breaks."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or type(error).__name__
+
+
+def debug_level() -> int:
+    """``DVM_DEBUG`` as a number; anything that is not one counts as 0."""
+    text = os.environ.get("DVM_DEBUG", "0")
+    return int(text) if text.isdigit() else 0
+
+
+def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds ``--json``; the verb gets ``as_json``."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+    @functools.wraps(function)
+    def wrapped(*args: Any, as_json: bool, **kwargs: Any) -> Any:
+        click.get_current_context().find_root().meta["dvm.json"] = as_json
+        return function(*args, as_json=as_json, **kwargs)
+
+    return wrapped
+
+
+def emit(data: dict[str, Any], text: str, as_json: bool) -> None:
+    """Prints the result of a verb."""
+    click.echo(json.dumps(data, indent=2) if as_json else text)
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
+    """Columns aligned with spaces."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    return "\n".join(indent + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+@contextlib.contextmanager
+def progress(title: str) -> Iterator[None]:
+    """A spinner with the current stage on stderr if that is a terminal; nothing otherwise."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    from dvm import pipeline
+
+    with Console(stderr=True).status(title) as status, pipeline.observe(lambda s: status.update(f"{title}: {s}")):
+        yield
+
+
+# ---- programs
+
+
+def program_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options with which every verb can take a model in place of a program."""
+    function = click.option(
+        "--dim",
+        "dim_texts",
+        multiple=True,
+        metavar="NAME=MIN:MAX[:MULTIPLE]",
+        help="Range of a symbol of an ONNX model, as seq=1:8192 or seq=8:8192:8; seq=1: has no maximum, seq=16 is fixed.",
+    )(function)
+    return click.argument("path", metavar="PROGRAM_OR_MODEL", type=click.Path(dir_okay=False, path_type=Path))(function)
+
+
+def open_program(path: Path, dim_texts: Sequence[str], tier: str = "auto") -> CompiledProgram:
+    """Loads a ``.dvm`` program or compiles an ONNX model, whichever the file is."""
+    with path.open("rb") as file:
+        is_program = file.read(len(_MAGIC)) == _MAGIC
+    if not is_program and path.suffix != ".dvm":
+        from dvm.api import compile
+
+        with progress(f"compiling {path.name}"):
+            return compile(path, dims=parse_dims(dim_texts), tier=tier)
+    if dim_texts:
+        raise ProgramError(f"--dim declares the symbols of a model; {path.name} is compiled already")
+    from dvm.program import load
+
+    return load(path, tier)
+
+
+# ---- syntax
+
+
+def parse_dims(texts: Sequence[str]) -> dict[str, Dim]:
+    """``seq=1:8192``, ``seq=8:8192:8``, ``seq=1:``, ``seq=16`` as declarations by name."""
+    from dvm.dims import Dim
+
+    dims: dict[str, Dim] = {}
+    for text in texts:
+        name, sign, given = text.rpartition("=")
+        parts = given.split(":")
+        if (
+            not sign
+            or not name
+            or len(parts) > 3
+            or not all(re.fullmatch(r"\d*", part) for part in parts)
+            or not parts[0]
+        ):
+            raise click.UsageError(f"--dim {text}: expected NAME=MIN:MAX, NAME=MIN:MAX:MULTIPLE or NAME=SIZE")
+        low = int(parts[0])
+        high = low if len(parts) == 1 else int(parts[1]) if parts[1] else None
+        multiple = int(parts[2]) if len(parts) == 3 and parts[2] else 1
+        if name in dims:
+            raise click.UsageError(f"--dim {text}: {name} is declared twice")
+        dims[name] = Dim(name, low, high, multiple)
+    return dims
+
+
+def parse_shape(text: str, option: str) -> tuple[str, tuple[int, ...]]:
+    """``x:2x128`` as a name and a shape; ``x:`` is a scalar."""
+    name, sign, given = text.rpartition(":")
+    if not sign or not name or not re.fullmatch(r"(\d+(x\d+)*)?", given):
+        raise click.UsageError(f"{option} {text}: expected NAME:SIZExSIZE, as x:2x128 (x: is a scalar)")
+    return name, tuple(int(size) for size in given.split("x") if size)
+
+
+def parse_sizes(texts: Sequence[str], option: str) -> dict[str, int]:
+    """``b=2`` or ``b=2,s=16`` as sizes by name."""
+    sizes: dict[str, int] = {}
+    for text in (part for item in texts for part in item.split(",")):
+        name, sign, given = text.strip().rpartition("=")
+        if not sign or not name or not given.isdigit():
+            raise click.UsageError(f"{option} {text}: expected NAME=SIZE, as seq=16")
+        sizes[name] = int(given)
+    return sizes
