@@ -1,0 +1,144 @@
+"""JAX's complaints about symbolic dimensions, said in the user's terms."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePath
+
+from jax._src import source_info_util
+from jax.errors import InconclusiveDimensionOperation
+from jax.export import SymbolicScope
+
+from graph_kernel.from_jaxpr.dims import DimTranslator, Plan, Variable, parse_jax
+from symbolic import Dim, Expr
+from vm.errors import CompileError
+
+_COMPARISON = re.compile(r"comparison '(?P<a>.*?)' (?P<op>>=|<=|==|!=|>|<) '(?P<b>.*?)' is inconclusive")
+_DIVISION = re.compile(r"remainder mod\((?P<what>.*), -? ?(?P<by>\d+)\) should be 0")
+_NUMBER = re.compile(r"not '_DimExpr'|'_DimExpr' object cannot be interpreted")
+
+
+@contextlib.contextmanager
+def translated(plan: Plan) -> Iterator[None]:
+    """Turns an exception of JAX that is about symbolic dimensions into a ``CompileError``; others pass."""
+    try:
+        yield
+    except CompileError:
+        raise
+    except Exception as err:
+        message = explain(err, plan)
+        if message is None:
+            raise
+        raise CompileError(message) from err
+
+
+def explain(err: Exception, plan: Plan) -> str | None:
+    """The message for the user, or None if ``err`` is not about symbolic dimensions."""
+    text = str(err).split("\nThis error arises")[0].strip()
+    variables = plan.translate.variables
+    mentioned = [v for name, v in variables.items() if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
+    where = _where(err)
+    if "mixing of symbolic scopes" in text:
+        return (
+            f"the function uses a dimension of another symbolic scope{where}: a dimension that a function closes over "
+            "must come from the scope of its arguments; take it from the shape of an argument instead"
+        )
+    if isinstance(err, InconclusiveDimensionOperation):
+        return _inconclusive(text, plan, where)
+    if isinstance(err, TypeError) and _NUMBER.search(text):
+        return f"a symbolic dimension is used as a number{where}: jax.numpy.array(x.shape[0]) makes a tensor of it. ({text})"
+    if isinstance(err, TypeError | ValueError) and mentioned and "shape" in text:
+        names = ", ".join(dict.fromkeys(str(v.dim) for v in mentioned))
+        return (
+            f"JAX cannot trace this at every size of {names}{where}: {rename(text, variables)} "
+            "If the sizes are always equal, give them one dimension name or a fixed size."
+        )
+    return None
+
+
+def rename(text: str, variables: Mapping[str, Variable]) -> str:
+    """``text`` with the names that JAX was given replaced by the dimensions that users know."""
+    for name, variable in variables.items():
+        if variable == Variable(variable.dim) and str(variable.dim) == name:
+            continue
+        text = text.replace(variable.text(name), str(variable.dim))
+        value = str(variable.value())
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", value if " " not in value else f"({value})", text)
+    return text
+
+
+def _where(err: Exception) -> str:
+    """`` at file.py:12 (fn)`` for the innermost frame of the user's that raised ``err``."""
+    place = ""
+    for frame, line in traceback.walk_tb(err.__traceback__):
+        name = frame.f_code.co_filename
+        if (
+            source_info_util.is_user_filename(name)
+            and frame.f_globals.get("__name__", "").split(".")[0] != "graph_kernel"
+        ):
+            place = f" at {PurePath(name).name}:{line} ({frame.f_code.co_name})"
+    return place
+
+
+def _dim(text: str, scope: SymbolicScope | None, translate: DimTranslator) -> Dim | None:
+    if scope is None:
+        return None
+    try:
+        return translate(parse_jax(text, scope))
+    except (ValueError, TypeError, CompileError):
+        return None
+
+
+def _inconclusive(text: str, plan: Plan, where: str) -> str:
+    variables = plan.translate.variables
+    if found := _COMPARISON.search(text):
+        a, b = (_dim(found[side], plan.jax_scope, plan.translate) for side in "ab")
+        if a is not None and b is not None:
+            return (
+                f"JAX cannot decide {a} {found['op']} {b} for every size{where}. {_help(a, found['op'], b)} "
+                "In the function's own code, jax.core.max_dim and min_dim take the place of Python's max and min."
+            )
+    if found := _DIVISION.search(text):
+        what = _dim(found["what"], plan.jax_scope, plan.translate)
+        if isinstance(what, Expr):
+            help_ = " or ".join(f'Dim("{n}", multiple_of={found["by"]})' for n in what.symbols)
+            return f"a reshape needs {what} to be a multiple of {found['by']}{where}. Declare it: {help_}."
+    return f"JAX cannot decide a question about sizes{where}: {rename(text, variables)}"
+
+
+def _help(a: Dim, op: str, b: Dim) -> str:
+    """Which declaration would decide ``a op b``."""
+    difference = a - b
+    symbols = difference.symbols if isinstance(difference, Expr) else ()
+    if op not in (">=", ">", "<", "<=") or len(symbols) != 1 or not isinstance(difference, Expr):
+        names = ", ".join(symbols)
+        return f"A constraint between {names} would: jax.export.symbolic_shape(..., constraints=[...])."
+    (name,) = symbols
+    wanted: Callable[[int], bool] = {
+        ">=": lambda v: v >= 0,
+        ">": lambda v: v > 0,
+        "<": lambda v: v < 0,
+        "<=": lambda v: v <= 0,
+    }[op]
+    values = [difference.evaluate({name: n}) for n in range(3)]
+    step = values[1] - values[0]
+    if values[2] - values[1] != step or not step:
+        return f"A narrower range of {name} may decide it: Dim({name!r}, min=..., max=..., multiple_of=...)."
+    root = -values[0] // step  # the largest n with difference on the same side as at minus infinity, or near it
+    flip = next(
+        (
+            n
+            for n in range(root - 1, root + 3)
+            if wanted(difference.evaluate({name: n})) != wanted(difference.evaluate({name: n - 1}))
+        ),
+        root,
+    )
+    always = f'Dim("{name}", min={flip})'
+    never = f'Dim("{name}", max={flip - 1})'
+    truth = ("true", "false") if wanted(difference.evaluate({name: flip})) else ("false", "true")
+    if flip <= 1:
+        return f"{always} makes it {truth[0]}."
+    return f"{always} makes it {truth[0]}, {never} makes it {truth[1]}."
