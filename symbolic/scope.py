@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NoReturn
 
 from symbolic import relations
 from symbolic.answers import Answer, Disproved, Proved, Unknown
-from symbolic.expr import SYMBOL, Dim, Expr, make, symbol, to_dim
-from symbolic.functions import mod
+from symbolic.expr import Dim, Expr, symbol, to_dim
+from symbolic.learn import Contradiction, Knowledge
 from symbolic.prover import Prover
-from symbolic.relations import Relation, divides, eq, le, ne
-from symbolic.search import find_counterexample
-from symbolic.store import Store
-from symbolic.substitution import smallest_linear, without_content
+from symbolic.relations import Relation, divides, eq, le
+from symbolic.search import Models
 from vm.errors import CompileError
 
 
@@ -73,11 +71,13 @@ class Scope:
         self.symbols: dict[str, SymbolInfo] = {}
         self.facts: list[Fact] = []
         self.checks: list[LaunchCheck] = []
-        self._store = Store()
-        self._prover = Prover(self._store)
-        self._answers: dict[Relation, Answer] = {}
-        self._fresh = 0
         self._by_symbol: dict[str, list[Fact]] = {}
+        self._store = Knowledge()
+        self._prover = Prover(self._store)
+        self._models = Models(self._store, self.symbols, self._by_symbol)
+        self._answers: dict[Relation, Answer] = {}
+        self._proved: dict[Relation, bool] = {}
+        self._fresh = 0
 
     # --- symbols ------------------------------------------------------------------------------------------------------
 
@@ -120,20 +120,11 @@ class Scope:
         self.symbols[info.name] = info
         self._store.add_symbol(info.name, info.min, info.max)
         if d > 1:
-            hidden = self._hide(info.name, (symbol(info.name) - r) // d, lo, hi)
+            hidden = self._store.hide(info.name, (symbol(info.name) - r) // d, lo, hi)
             self._store.sub.define(info.name, d * symbol(hidden) + r)
         if lo == hi:
             self._store.sub.define(hidden if d > 1 else info.name, lo)
         self._changed()
-
-    def _hide(self, hint: str, meaning: Dim, lo: int | None, hi: int | None) -> str:
-        """A hidden symbol of the prover, with its meaning in declared symbols."""
-        name = hint + "'"
-        while name in self._store.order:
-            name += "'"
-        self._store.add_symbol(name, lo, hi)
-        self._store.hidden[name] = meaning
-        return name
 
     def _redeclare(self, new: SymbolInfo) -> Expr:
         old = self.symbols[new.name]
@@ -148,137 +139,51 @@ class Scope:
 
     def _changed(self) -> None:
         self._store.changed()
+        self._models.changed()
         if self._answers:
             self._answers = {}
+        if self._proved:
+            self._proved = {}
 
     # --- facts --------------------------------------------------------------------------------------------------------
 
     def assume(self, rel: Relation, origin: str = "") -> None:
         """Adds a fact. Raises ``CompileError`` with the facts that clash where it cannot hold."""
         self._declare_missing(rel)
-        if self._prover.reason(rel) is not None:
+        if self._prover.quick(rel) is not None:
             return
-        if self._refuted(rel):
+        if not self._satisfiable(rel) and self._prover.impossible(rel):
             self._clash(rel, origin)
-        fact = Fact(rel, origin)
+        self._add_fact(Fact(rel, origin))
+
+    def _add_fact(self, fact: Fact) -> None:
+        with self._store.assuming():  # a trial run, so that a contradiction leaves nothing half learned
+            try:
+                self._store.learn(fact.rel, str(fact))
+            except Contradiction as clash:
+                self._clash(fact.rel, fact.origin, str(clash))
+        self._store.learn(fact.rel, str(fact))
         self.facts.append(fact)
-        for name in rel.symbols:
+        for name in fact.rel.symbols:
             self._by_symbol.setdefault(name, []).append(fact)
-        self._learn(rel, str(fact))
         self._changed()
+
+    def _satisfiable(self, rel: Relation) -> bool:
+        """Whether some known model meets ``rel`` (False: not known)."""
+        return any(rel.holds(m) for m in self._models.values_for(rel))
 
     def _declare_missing(self, rel: Relation) -> None:
         for name in rel.symbols:
             if name not in self.symbols:
                 raise CompileError(f"the relation {rel} uses the symbol {name!r}, which is not declared")
 
-    def _refuted(self, rel: Relation) -> bool:
-        if rel.op == relations.EITHER:
-            return all(self._refuted(r) for r in rel.args)
-        if rel.op == relations.DIVIDES:
-            d, x = (self._store.norm(a) for a in rel.args)
-            if isinstance(d, int) and d != 0:
-                rest = self._store.norm(mod(x, d))
-                return rest != 0 and self._prover.reason(ne(rest, 0)) is not None
-            return False
-        return all(self._prover.reason(r) is not None for r in relations.negation(rel))
-
-    def _clash(self, rel: Relation, origin: str) -> None:
+    def _clash(self, rel: Relation, origin: str, detail: str = "") -> NoReturn:
         lines = [f"  {self.symbols[name]}  (declared)" for name in rel.symbols]
         related = dict.fromkeys(f for name in rel.symbols for f in self._by_symbol.get(name, ()))
         lines += [f"  {fact}" for fact in related]
         where = f" ({origin})" if origin else ""
-        raise CompileError(f"{rel} can never hold{where}; it contradicts:\n" + "\n".join(lines))
-
-    def _learn(self, rel: Relation, text: str) -> None:
-        """Puts a fact to use in the store."""
-        if rel.op in (relations.EITHER, relations.NE):
-            return
-        a, b = rel.args
-        store = self._store
-        if rel.op == relations.DIVIDES:
-            x, d = store.norm(b), store.norm(a)
-            if isinstance(d, int) and d > 1 and isinstance(x, Expr):
-                quotient = symbol(self._hide("q", store.back(x) // d, *store.bounds(x // d)))
-                self._learn_zero(x - d * quotient, text)
-            return
-        p = store.norm(b - a)
-        if isinstance(p, int):
-            return
-        if rel.op == relations.EQ:
-            self._learn_zero(p, text)
-        else:
-            self._learn_nonneg(p if rel.op == relations.LE else p - 1, text)
-
-    def _learn_zero(self, p: Dim, text: str) -> None:
-        store = self._store
-        while isinstance(p, Expr):
-            reduced = without_content(p)
-            if not isinstance(reduced, Expr):
-                return
-            p = reduced
-            name = store.sub.eliminate(p)
-            if name is not None:
-                self._keep_range(name, text)
-                self._changed()
-                return
-            found = smallest_linear(p)
-            if found is None:
-                break
-            # No coefficient is +-1: introduce k = (p without x) // c so that x is replaced and coefficients shrink.
-            name, c = found
-            rest = p - c * symbol(name)
-            if not isinstance(rest, Expr):
-                return
-            whole = make({m: v // c for m, v in rest.terms.items() if v // c})
-            k = symbol(self._hide(name, store.back(symbol(name) + whole), None, None))
-            store.sub.define(name, k - whole)
-            self._keep_range(name, text)
-            self._changed()
-            p = store.sub.apply(p)
-        if isinstance(p, Expr):
-            store.add_inequality(p, text)
-            store.add_inequality(-p, text)
-
-    def _keep_range(self, name: str, text: str) -> None:
-        """The range of an eliminated symbol becomes facts about what replaced it."""
-        lo, hi = self._store.ranges[name]
-        self._store.changed()
-        value = self._store.sub.apply(symbol(name))
-        if lo is not None:
-            self._learn_nonneg(value - lo, f"{lo} <= {name} and {text}")
-        if hi is not None:
-            self._learn_nonneg(hi - value, f"{name} <= {hi} and {text}")
-
-    def _learn_nonneg(self, p: Dim, text: str) -> None:
-        store = self._store
-        if isinstance(p, int):
-            if p < 0:
-                raise CompileError(f"contradiction: {text}")
-            return
-        if store.nonneg(p):
-            return
-        body = p - p.constant
-        assert isinstance(body, Expr)
-        if len(body.terms) == 1:
-            ((mono, c),) = body.terms.items()
-            if len(mono) == 1 and mono[0].op == SYMBOL:
-                name = mono[0].args[0]
-                lo, hi = store.ranges[name]
-                if c > 0:
-                    bound = -(p.constant // c)
-                    lo = bound if lo is None or bound > lo else lo
-                else:
-                    bound = p.constant // -c
-                    hi = bound if hi is None or bound < hi else hi
-                if lo is not None and hi is not None and lo > hi:
-                    raise CompileError(f"no value is left for {store.back(symbol(name))}: {text}")
-                store.ranges[name] = lo, hi
-                if lo is not None and lo == hi:
-                    store.sub.define(name, lo)
-                self._changed()
-                return
-        store.add_inequality(p, text)
+        how = f"\nFound from: {detail}" if detail else ""
+        raise CompileError(f"{rel} can never hold{where}; it contradicts:\n" + "\n".join(lines) + how)
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
@@ -291,23 +196,45 @@ class Scope:
 
     def _prove(self, rel: Relation) -> Answer:
         self._declare_missing(rel)
-        why = self._prover.reason(rel)
+        why = self._prover.quick(rel)
+        if why is None:
+            broken = self._models.against(rel)
+            if broken is not None:
+                return Disproved(broken)
+            why = self._prover.reason(rel)
         if why is not None:
             return Proved(why)
-        example = find_counterexample(self, rel)
-        if example is not None:
-            return Disproved(example)
-        return Unknown(str(rel))
+        broken = self._models.search(rel)
+        return Unknown(self._missing(rel)) if broken is None else Disproved(broken)
+
+    def _missing(self, rel: Relation) -> str:
+        """A fact that would decide ``rel``: a size that must not be at its lower bound if that is enough, else ``rel`` itself."""
+        for name in rel.symbols[:4]:
+            low = self.symbols[name].min
+            candidate = le(low + 1, symbol(name))
+            try:
+                with self._store.assuming(candidate):
+                    if self._prover.reason(rel) is not None:
+                        return str(candidate)
+            except Contradiction:
+                continue
+        return str(Relation(rel.op, tuple(self.simplify(a) if isinstance(a, Expr) else a for a in rel.args)))
 
     def proves(self, rel: Relation) -> bool:
-        """Whether ``rel`` is proved (faster than ``prove``: no counterexample is sought)."""
+        """Whether ``rel`` is proved (cheaper than ``prove`` where it is not: no counterexample is made)."""
         if rel.op == relations.EQ and rel.args[0] == rel.args[1]:
             return True
         answer = self._answers.get(rel)
         if answer is not None:
             return answer.proved
-        self._declare_missing(rel)
-        return self._prover.reason(rel) is not None
+        known = self._proved.get(rel)
+        if known is None:
+            self._declare_missing(rel)
+            known = self._prover.quick(rel) is not None or (
+                not self._models.breaks(rel) and self._prover.reason(rel) is not None
+            )
+            self._proved[rel] = known
+        return known
 
     def equal(self, a: Dim, b: Dim) -> bool:
         """Whether ``a == b`` is proved."""
@@ -319,12 +246,12 @@ class Scope:
         Raises ``CompileError`` where it holds for no sizes at all.
         """
         self._declare_missing(rel)
-        if self._prover.reason(rel) is not None:
+        if self.proves(rel):
             return
-        if self._refuted(rel):
+        if not self._satisfiable(rel) and self._prover.impossible(rel):
             where = f", needed by {origin}" if origin else ""
             raise CompileError(f"{message or f'{rel} can never hold'}{where}")
-        self.assume(rel, origin)
+        self._add_fact(Fact(rel, origin))
         self.checks.append(LaunchCheck(rel, origin, message or f"{rel} is required"))
 
     def simplify(self, dim: Dim) -> Dim:
@@ -342,19 +269,6 @@ class Scope:
             return False
         return all(fact.rel.holds(values) for fact in self.facts)
 
-    def component(self, rel: Relation) -> tuple[list[str], list[Fact]]:
-        """The symbols connected with ``rel`` through facts (in order of discovery), and those facts."""
-        names = list(rel.symbols)
-        seen = set(names)
-        facts: dict[Fact, None] = {}
-        for name in names:  # grows while it is walked
-            for fact in self._by_symbol.get(name, ()):
-                facts.setdefault(fact)
-                new = [n for n in fact.rel.symbols if n not in seen]
-                seen.update(new)
-                names.extend(new)
-        return names, list(facts)
-
     @property
     def constraints(self) -> list[str]:
         """Printable lines: declared ranges, facts with their cause, launch checks."""
@@ -363,5 +277,3 @@ class Scope:
         lines += [str(f) for f in self.facts if f.rel not in checked]
         return lines + [f"at launch: {c}" for c in self.checks]
 
-
-__all__ = ["Any", "Disproved", "Fact", "LaunchCheck", "Scope", "SymbolInfo", "Unknown"]

@@ -46,7 +46,7 @@ class Store:
     ranges: dict[str, Range] = field(default_factory=dict)
     order: dict[str, int] = field(default_factory=dict)  # symbol -> rank: declaration order, hidden symbols after all others
     inequalities: list[Inequality] = field(default_factory=list)
-    by_symbol: dict[str, list[int]] = field(default_factory=dict)  # symbol -> indices into inequalities
+    by_symbol: dict[str, tuple[int, ...]] = field(default_factory=dict)  # symbol -> indices into inequalities
     hidden: dict[str, Dim] = field(default_factory=dict)  # hidden symbol -> its meaning in declared symbols
     products: dict[Mono, Dim] = field(default_factory=dict)  # monomial of degree > 1 -> its value
     steps: int = 0  # work done, for budgets and tests
@@ -55,13 +55,12 @@ class Store:
         self.sub = Substitution(lambda name: self.order[name])
         self._norms: dict[Dim, Dim] = {}
         self._bounds: dict[Expr, Range] = {}
+        self._plain: dict[Dim, Dim] = {}  # facts in normal form, made without the help of other facts
+        self._use_facts = True
 
     def changed(self) -> None:
         """Forgets cached results after a fact was added."""
-        if self._norms:
-            self._norms = {}
-        if self._bounds:
-            self._bounds = {}
+        self._norms, self._bounds, self._plain = {}, {}, {}
 
     def add_symbol(self, name: str, lo: int | None, hi: int | None) -> None:
         """A new root symbol with its range."""
@@ -73,14 +72,29 @@ class Store:
         index = len(self.inequalities)
         self.inequalities.append(Inequality(expr, text))
         for name in expr.symbols:
-            self.by_symbol.setdefault(name, []).append(index)
+            self.by_symbol[name] = (*self.by_symbol.get(name, ()), index)
 
-    def relevant(self, symbols: Iterable[str]) -> list[int]:
-        """Indices of the inequalities that mention one of ``symbols``, in the order they were added."""
-        found: set[int] = set()
-        for name in symbols:
-            found.update(self.by_symbol.get(name, ()))
+    def relevant(self, symbols: Iterable[str], limit: int = 48) -> list[int]:
+        """Indices of at most ``limit`` inequalities that mention one of ``symbols``; those of rare symbols first."""
+        found: dict[int, None] = {}
+        for name in sorted(symbols, key=lambda s: (len(self.by_symbol.get(s, ())), s)):
+            for index in self.by_symbol.get(name, ()):
+                if len(found) >= limit:
+                    return sorted(found)
+                found.setdefault(index)
         return sorted(found)
+
+    def fact(self, index: int) -> Dim:
+        """An inequality's left side over today's roots, simplified by ranges only (other facts would make this circular)."""
+        expr = self.inequalities[index].expr
+        known = self._plain.get(expr)
+        if known is None:
+            outer, self._use_facts = self._use_facts, False
+            try:
+                known = self._plain[expr] = self._norm(expr)
+            finally:
+                self._use_facts = outer
+        return known
 
     # --- normal form under the facts ----------------------------------------------------------------------------------
 
@@ -91,7 +105,10 @@ class Store:
         known = self._norms.get(dim)
         if known is None:
             self.steps += 1
-            known = self._norms[dim] = self._norm(dim)
+            if self._use_facts:
+                known = self._norms[dim] = self._norm(dim)
+            else:
+                known = self._norm(dim)
         return known
 
     def _norm(self, dim: Expr) -> Dim:
@@ -124,8 +141,6 @@ class Store:
         return dim
 
     def _product_rule(self, mono: Mono) -> tuple[Mono, Dim] | None:
-        if len(mono) < 2:
-            return None
         for lead, value in self.products.items():
             quotient = functions.mono_quotient(mono, lead)
             if quotient is not None:
@@ -134,6 +149,10 @@ class Store:
 
     def _rewrite(self, atom: Atom) -> Dim | None:
         """A simpler value of ``atom`` (its arguments are already in normal form), or None."""
+        if self.products and atom.op != SYMBOL:
+            args = [self._reduce_products(a) for a in atom.args]
+            if args != list(atom.args):
+                return functions.apply(atom.op, args)
         if atom.op == FLOORDIV:
             return self._rewrite_floordiv(*atom.args)
         if atom.op == MOD:
@@ -276,7 +295,16 @@ class Store:
             return True
         if hi is not None and hi < 0:
             return False
-        return self._shifted_nonneg(dim)
+        return self._shifted_nonneg(dim) or (self._use_facts and self._nonneg_by_fact(dim))
+
+    def _nonneg_by_fact(self, dim: Expr) -> bool:
+        """``dim`` is one known inequality plus something that ranges make non-negative."""
+        for index in self.relevant(dim.symbols, 8):
+            rest = dim - self.fact(index)
+            lo = self.bounds(rest)[0]
+            if lo is not None and lo >= 0:
+                return True
+        return False
 
     def _shifted_nonneg(self, dim: Expr) -> bool:
         """With every atom written as its lower bound plus something non-negative, no coefficient is negative."""

@@ -1,0 +1,300 @@
+"""Turns facts into what the prover works with: ranges, eliminated symbols, rewrite rules, inequalities, alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import gcd
+
+from symbolic import relations
+from symbolic.expr import FLOORDIV, MOD, SYMBOL, Atom, Dim, Expr, Mono, atom_expr, content, make, substitute, symbol
+from symbolic.functions import mod
+from symbolic.relations import Relation, either, lt
+from symbolic.store import Store
+from symbolic.substitution import smallest_linear, without_content
+
+
+class Contradiction(Exception):
+    """The facts cannot all hold; the text names what clashes. Never leaves this package."""
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """At least one of ``parts`` holds."""
+
+    parts: tuple[Relation, ...]
+    text: str
+
+
+@dataclass
+class Knowledge(Store):
+    """A store that learns relations, and can do so for the time of one case of a proof."""
+
+    alternatives: list[Alternatives] = field(default_factory=list)
+    alternatives_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    rules: dict[Mono, str] = field(default_factory=dict)  # where each entry of ``products`` comes from
+
+    @contextmanager
+    def assuming(self, *rels: Relation) -> Iterator[None]:
+        """What is learned inside is forgotten afterwards. Raises ``Contradiction`` where ``rels`` cannot hold."""
+        saved = (
+            dict(self.ranges), dict(self.order), len(self.inequalities), dict(self.by_symbol), dict(self.hidden),
+            dict(self.products), dict(self.sub.map), len(self.alternatives), dict(self.alternatives_of), dict(self.rules),
+            self._norms, self._bounds, self._plain,
+        )  # fmt: skip
+        self._norms, self._bounds, self._plain = {}, {}, {}
+        try:
+            for rel in rels:
+                self.learn(rel, f"case {rel}")
+            yield
+        finally:
+            (
+                self.ranges, self.order, n, self.by_symbol, self.hidden, self.products, self.sub.map, m,
+                self.alternatives_of, self.rules, self._norms, self._bounds, self._plain,
+            ) = saved  # fmt: skip
+            del self.inequalities[n:], self.alternatives[m:]
+
+    def hide(self, hint: str, meaning: Dim, lo: int | None, hi: int | None) -> str:
+        """A hidden symbol, with its meaning in declared symbols."""
+        name = hint.rstrip("'") + "'"
+        while name in self.order:
+            name += "'"
+        self.add_symbol(name, lo, hi)
+        self.hidden[name] = meaning
+        return name
+
+    def learn(self, rel: Relation, text: str) -> None:
+        """Takes ``rel`` as true. Raises ``Contradiction``."""
+        if rel.op == relations.EITHER:
+            self._learn_either(rel.args, text)
+            return
+        a, b = rel.args
+        if rel.op == relations.DIVIDES:
+            self._learn_divides(self.norm(a), self.norm(b), text)
+            return
+        p = self.norm(b - a)
+        if rel.op == relations.EQ:
+            self.learn_zero(p, text)
+        elif rel.op == relations.NE:
+            self._learn_nonzero(p, text)
+        else:
+            self.learn_nonneg(p if rel.op == relations.LE else p - 1, text)
+        self.changed()
+
+    # --- equalities ---------------------------------------------------------------------------------------------------
+
+    def learn_zero(self, p: Dim, text: str) -> None:
+        """``p == 0``, p over roots: eliminates a symbol where it can, else adds a rewrite rule."""
+        while isinstance(p, Expr):
+            reduced = without_content(p)
+            if reduced is None:
+                raise Contradiction(text)
+            assert isinstance(reduced, Expr)
+            p = reduced
+            found = self.sub.candidate(p)
+            if found is not None:
+                self._eliminate(found[0], symbol(found[0]) - p * found[1], text)
+                return
+            smallest = smallest_linear(p)
+            if smallest is None:
+                self._learn_nonlinear(p, text)
+                return
+            # No coefficient is +-1. Replace x by k - whole, so that all coefficients shrink (as in the Omega test).
+            name, c = smallest
+            rest = p - c * symbol(name)
+            assert isinstance(rest, Expr)
+            whole = make({m: v // c for m, v in rest.terms.items() if v // c})
+            k = symbol(self.hide(name, self.back(symbol(name) + whole), None, None))
+            self._eliminate(name, k - whole, text)
+            p = self.norm(p)
+        if p != 0:
+            raise Contradiction(text)
+
+    def _eliminate(self, name: str, value: Dim, text: str) -> None:
+        """The root ``name`` is ``value`` from now on; what was known about it becomes known about the value."""
+        lo, hi = self.ranges[name]
+        self.sub.define(name, value)
+        self.changed()
+        if lo is not None:
+            self.learn_nonneg(self.norm(value - lo), f"{lo} <= {self._shown(name)} and {text}")
+        if hi is not None:
+            self.learn_nonneg(self.norm(hi - value), f"{self._shown(name)} <= {hi} and {text}")
+        for mono in [m for m in self.products if any(name in a.symbols for a in m)]:
+            zero = self.sub.apply(make({mono: 1}) - self.products.pop(mono))
+            self.changed()
+            self.learn_zero(self.norm(zero), self.rules.pop(mono))
+        if self.by_symbol.get(name):
+            self._refresh(self.by_symbol[name])
+
+    def _refresh(self, indices: tuple[int, ...]) -> None:
+        """Inequalities that an elimination turned into bounds of one symbol tighten that symbol's range."""
+        for i in indices:
+            fact = self.inequalities[i]
+            p = self.norm(fact.expr)
+            if isinstance(p, int):
+                if p < 0:
+                    raise Contradiction(fact.text)
+            elif _single_symbol(p) is not None:
+                self.learn_nonneg(p, fact.text)
+            else:
+                for s in p.symbols:
+                    if i not in self.by_symbol.get(s, ()):
+                        self.by_symbol[s] = (*self.by_symbol.get(s, ()), i)
+
+    def _shown(self, name: str) -> str:
+        return str(self.back(symbol(name)))
+
+    def _learn_nonlinear(self, p: Expr, text: str) -> None:
+        for mono, c in p.ordered():
+            if len(mono) == 1 and abs(c) == 1 and mono[0].op in (FLOORDIV, MOD) and isinstance(mono[0].args[1], int):
+                value = atom_expr(mono[0]) - c * p  # atom == value
+                if not isinstance(value, Expr) or mono[0] not in _atoms_of(value):
+                    self._learn_division(mono[0], value, text)
+                    return
+        for mono, c in p.ordered():
+            if mono and abs(c) == 1:
+                value = make({mono: 1}) - c * p
+                lo, hi = self.bounds(make({mono: 1}))
+                self.products[mono] = value
+                self.rules[mono] = text
+                self.changed()
+                if lo is not None:
+                    self.learn_nonneg(self.norm(value - lo), f"{lo} <= {self.back(make({mono: 1}))} and {text}")
+                if hi is not None:
+                    self.learn_nonneg(self.norm(hi - value), f"{self.back(make({mono: 1}))} <= {hi} and {text}")
+                return
+        self.add_inequality(p, text)
+        self.add_inequality(-p, text)
+
+    def _learn_division(self, atom: Atom, value: Dim, text: str) -> None:
+        """``x // d == value`` or ``x % d == value``: x is d*value + r, or d*q + value."""
+        x, d = atom.args
+        if atom.op == FLOORDIV:
+            part = symbol(self.hide("r", self.back(mod(x, d)), 0, d - 1))
+            self.learn_zero(self.norm(x - d * value - part), text)
+            return
+        part = symbol(self.hide("q", self.back(x // d), *self.bounds(x // d)))
+        self.learn_nonneg(self.norm(value), text)
+        self.learn_nonneg(self.norm(d - 1 - value), text)
+        self.learn_zero(self.norm(x - d * part - value), text)
+
+    def _learn_divides(self, d: Dim, x: Dim, text: str) -> None:
+        if isinstance(x, int) and isinstance(d, int):
+            if (x % d if d else x) != 0:
+                raise Contradiction(text)
+            return
+        if x == 0 or d in (1, -1):
+            return
+        if isinstance(d, int) and isinstance(x, Expr):
+            if d == 0:
+                self.learn_zero(x, text)
+                return
+            rest = self.norm(mod(x, d))  # smaller: without common factors, and without what is known to be divisible
+            if isinstance(rest, int):
+                if rest:
+                    raise Contradiction(text)
+                return
+            ((mono, c), *others) = rest.terms.items()
+            if not others and len(mono) == 1 and mono[0].op == MOD and isinstance(mono[0].args[1], int):
+                x, d = mono[0].args
+            low, high = self.bounds(x // d)
+        else:
+            low = high = None
+            if isinstance(d, Expr) and self.positive(d):
+                lo, hi = self.bounds(x)
+                low = 0 if lo is not None and lo >= 0 else None
+                high = hi if hi is not None and hi >= 0 else None
+        quotient = symbol(self.hide("q", self.back(x) // self.back(d) if isinstance(x, Expr) else x // d, low, high))
+        self.learn_zero(self.norm(x - d * quotient), text)
+
+    # --- inequalities -------------------------------------------------------------------------------------------------
+
+    def learn_nonneg(self, p: Dim, text: str) -> None:
+        """``p >= 0``, p over roots."""
+        if isinstance(p, int):
+            if p < 0:
+                raise Contradiction(text)
+            return
+        g = content(p, with_constant=False)
+        if g > 1:
+            p = make({m: c // g for m, c in p.terms.items() if c // g})
+            assert isinstance(p, Expr)
+        if self.nonneg(p):
+            return
+        hi = self.bounds(p)[1]
+        if hi is not None and hi < 0:
+            raise Contradiction(text)
+        found = _single_symbol(p)
+        if found is None:
+            self.add_inequality(p, text)
+            self.changed()
+            return
+        name, c = found
+        lo, hi = self.ranges[name]
+        if c > 0:
+            bound = -(p.constant // c)
+            lo = bound if lo is None or bound > lo else lo
+        else:
+            bound = p.constant // -c
+            hi = bound if hi is None or bound < hi else hi
+        if lo is not None and hi is not None and lo > hi:
+            raise Contradiction(text)
+        self.ranges[name] = lo, hi
+        self.changed()
+        if lo is not None and lo == hi:
+            self._eliminate(name, lo, text)
+
+    def _learn_nonzero(self, p: Dim, text: str) -> None:
+        if isinstance(p, int):
+            if p == 0:
+                raise Contradiction(text)
+            return
+        if self.nonneg(p):
+            self.learn_nonneg(p - 1, text)
+        elif self.nonneg(-p):
+            self.learn_nonneg(-p - 1, text)
+        else:
+            shown = self.back(p)
+            self._learn_either((lt(shown, 0), lt(0, shown)), text)
+
+    def _learn_either(self, parts: tuple[Relation, ...], text: str) -> None:
+        possible = []
+        for part in parts:
+            try:
+                with self.assuming(part):
+                    possible.append(part)
+            except Contradiction:
+                continue
+        if not possible:
+            raise Contradiction(text)
+        if len(possible) == 1:
+            self.learn(possible[0], text)
+            return
+        index = len(self.alternatives)
+        self.alternatives.append(Alternatives(tuple(possible), text))
+        names = dict.fromkeys(s for r in possible for a in r.args for s in self._roots(a))
+        for name in names:
+            self.alternatives_of[name] = (*self.alternatives_of.get(name, ()), index)
+        self.changed()
+
+    def _roots(self, part: Dim | Relation) -> tuple[str, ...]:
+        if isinstance(part, Relation):
+            return tuple(s for a in part.args for s in self._roots(a))
+        inner = self.sub.apply(part)
+        return inner.symbols if isinstance(inner, Expr) else ()
+
+
+def _single_symbol(p: Expr) -> tuple[str, int] | None:
+    """(name, coefficient) where ``p`` is ``coefficient * name + constant``."""
+    if len(p.terms) > 2 or (len(p.terms) == 2 and not p.constant):
+        return None
+    ((mono, c),) = ((m, c) for m, c in p.terms.items() if m)
+    return (mono[0].args[0], c) if len(mono) == 1 and mono[0].op == SYMBOL else None
+
+
+def _atoms_of(dim: Expr) -> set[Atom]:
+    return {a for m in dim.terms for a in m}
+
+
+__all__ = ["Alternatives", "Contradiction", "Knowledge", "either", "gcd", "substitute"]
