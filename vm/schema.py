@@ -17,7 +17,7 @@ import numpy as np
 from vm import program as pg
 from vm.dtypes import dtype_of
 from vm.errors import ProgramError
-from vm.host import CODES
+from vm.host import CODES, WORDS
 from vm.intcode import IntCode
 from vm.validate import MAX_DEPTH, MAX_PLAIN_DEPTH
 
@@ -25,7 +25,7 @@ ALIGNMENT = 64  # bytes, of sections and of constants
 
 _BIG_INT = 1  # msgpack extension type: an integer outside 64 bits, little-endian two's complement
 _BIG_INT_BYTES = 64
-_HOST_NAMES = {code: name for name, code in CODES.items()}
+_NAMED = ("op", "kind")  # attributes of host steps
 _LIST, _TUPLE, _DICT, _COMPLEX = range(4)  # tags of composite plain data
 
 
@@ -282,36 +282,39 @@ class Plain:
         raise _bad("plain data", data)
 
 
-@dataclass(frozen=True)
-class HostName:
-    """A host function or operation, by its number: a stripped file holds no names of operations."""
+class Word:
+    """One of a fixed set of words, by its number: a stripped file holds no names of operations."""
+
+    def __init__(self, numbers: dict[str, int]) -> None:
+        self.numbers = numbers
+        self.words = {number: word for word, number in numbers.items()}
 
     def pack(self, value: Any, ctx: Context) -> Any:
-        if value not in CODES:
-            raise ProgramError(f"unknown host function {value!r}")
-        return CODES[value]
+        if value not in self.numbers:
+            raise ProgramError(f"unknown host function or operation {value!r}")
+        return self.numbers[value]
 
     def unpack(self, data: Any, ctx: Context) -> str:
-        if type(data) is not int or data not in _HOST_NAMES:
-            raise ProgramError(f"unknown host function number {data!r}")
-        return _HOST_NAMES[data]
+        if type(data) is not int or data not in self.words:
+            raise ProgramError(f"unknown number {data!r} of a host function or operation")
+        return self.words[data]
 
 
 @dataclass(frozen=True)
 class HostAttrs:
-    """Attributes of a host step; ``op`` is the name of an operation and is stored as its number."""
+    """Attributes of a host step; the values of ``op`` and ``kind`` are names of operations and are stored by number."""
 
     def pack(self, value: Any, ctx: Context) -> Any:
-        op = value.get("op")
-        rest = {k: v for k, v in value.items() if k != "op"}
-        return [None if op is None else HOST.pack(op, ctx), PLAIN.pack(rest, ctx)]
+        named = {k: WORD.pack(v, ctx) for k, v in value.items() if k in _NAMED}
+        return [[named.get(k) for k in _NAMED], PLAIN.pack({k: v for k, v in value.items() if k not in _NAMED}, ctx)]
 
     def unpack(self, data: Any, ctx: Context) -> dict[str, Any]:
-        op, rest = _list(data, 2)
+        numbers, rest = _list(data, 2)
         attrs = PLAIN.unpack(rest, ctx)
-        if type(attrs) is not dict or "op" in attrs:
+        if type(attrs) is not dict or any(k in attrs for k in _NAMED):
             raise _bad("attributes", rest)
-        return attrs if op is None else {"op": HOST.unpack(op, ctx), **attrs}
+        named = zip(_NAMED, _list(numbers, len(_NAMED)))
+        return {**{k: WORD.unpack(n, ctx) for k, n in named if n is not None}, **attrs}
 
 
 @dataclass(frozen=True)
@@ -355,7 +358,8 @@ class Arenas:
 
 
 INT, TEXT, BOOL = Int(), Exact(str), Exact(bool)
-INTS, TEXTS, MAYBE, DEBUG, PLAIN, HOST = Sequence(INT), Sequence(TEXT), Optional(INT), Debug(), Plain(), HostName()
+INTS, TEXTS, MAYBE, DEBUG, PLAIN = Sequence(INT), Sequence(TEXT), Optional(INT), Debug(), Plain()
+HOST, WORD = Word(CODES), Word(WORDS)
 BLOCK = Sequence(AnyStep())
 
 _SYMBOL = Record(pg.Symbol, name=TEXT, min=INT, max=MAYBE, multiple_of=INT, remainder=INT, origin=DEBUG)
