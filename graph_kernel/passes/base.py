@@ -1,0 +1,221 @@
+"""What a pass is, and the one driver of local rewrites that most passes share.
+
+A pass is a frozen dataclass: its fields are its options, ``name`` is what reports, options and dumps show. A *rule* is a
+function ``rule(rw, node)`` that looks at one node and returns what replaces it, or None. ``Rewriter`` applies rules in
+one sweep in definition order, so a sweep costs time linear in the number of nodes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from graph_kernel.ir import NO_ORIGIN, Graph, Node, Origin, Value
+from vm.errors import CompileError
+
+Rule = Callable[["Rewriter", Node], "Value | tuple[Value, ...] | None"]
+Rules = Mapping[str, Sequence[Rule]]
+
+MAX_DEPTH = 24  # nested rewrites of nodes that a rule itself makes; a bound, not a tuning knob
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Base of all passes. Subclasses define ``name`` and ``rewrite``; they must keep the graph's inputs and output types."""
+
+    name: ClassVar[str] = ""
+
+    def run(self, graph: Graph) -> bool:
+        """Rewrites ``graph`` and its sub-graphs in place; True if anything changed."""
+        return self.apply(graph, Counter())
+
+    def apply(self, graph: Graph, notes: Counter[str]) -> bool:
+        """As ``run``; counts in ``notes`` what was done, by rule name."""
+        changed = False
+        for sub in graph.subgraphs():
+            changed |= self.apply(sub, notes)
+        return self.rewrite(graph, notes) or changed
+
+    def rewrite(self, graph: Graph, notes: Counter[str]) -> bool:
+        """Rewrites one graph, not its sub-graphs."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class RulePass(Pass):
+    """A pass that is a table of local rules: op name -> rules, tried in order."""
+
+    rules: ClassVar[Rules] = {}
+
+    def rewrite(self, graph: Graph, notes: Counter[str]) -> bool:
+        return Rewriter(graph, self.rules, notes, self).run()
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What one run of one pass did. Node counts include sub-graphs; ``notes`` counts rewrites by rule name."""
+
+    name: str
+    nodes_before: int
+    nodes_after: int
+    seconds: float
+    notes: dict[str, int] = field(default_factory=dict)
+    modified: bool = False
+    round: int = 0
+
+    def __str__(self) -> str:
+        what = ", ".join(f"{rule} {n}" for rule, n in sorted(self.notes.items()))
+        return f"{self.name}: {self.nodes_before} -> {self.nodes_after} nodes, {self.seconds * 1e3:.1f} ms{'; ' if what else ''}{what}"
+
+
+class Rewriter:
+    """One sweep over a graph that replaces nodes by what rules return.
+
+    Rules see nodes whose inputs are already rewritten. They make nodes with ``add`` (which applies the rules to the new
+    node too) and must look before they make: a made node that is not used stays until dead-code elimination.
+    """
+
+    def __init__(self, graph: Graph, rules: Rules, notes: Counter[str] | None = None, options: Any = None) -> None:
+        self.graph = graph
+        self.scope = graph.scope
+        self.rules = rules
+        self.notes: Counter[str] = Counter() if notes is None else notes
+        self.options = options
+        self.nodes: list[Node] = []
+        self.changed = False
+        self._map: dict[Value, Value] = {}
+        self._uses: dict[Value, int] = {}
+        self._names = {v.name for v in all_values(graph)}
+        self._fresh: set[Value] = set()
+        self._origin: Origin = NO_ORIGIN
+        self._depth = 0
+
+    def run(self) -> bool:
+        """The sweep; True if the graph changed."""
+        for node in self.graph.nodes:
+            self._count(node.inputs, 1)
+        self._count(self.graph.outputs, 1)
+        for node in self.graph.nodes:
+            if any(v in self._map for v in node.inputs):
+                node.inputs = tuple(self._map.get(v, v) for v in node.inputs)
+            self._origin = node.origin
+            self._place(node)
+        self.graph.nodes = self.nodes
+        self.graph.outputs = [self._map.get(v, v) for v in self.graph.outputs]
+        return self.changed
+
+    def add(self, op: str, *inputs: Value, **attrs: Any) -> Value:
+        """A new node with one output in front of the node being looked at, simplified by the rules."""
+        return self.add_multi(op, inputs, attrs)[0]
+
+    def add_multi(self, op: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> tuple[Value, ...]:
+        """As ``add`` for any number of outputs."""
+        node = self.graph.make_node(op, inputs, attrs, self._origin)
+        for out in node.outputs:
+            self._rename(out)
+            self._fresh.add(out)
+        self._count(node.inputs, 1)
+        self._depth += 1
+        try:
+            self._place(node)
+        finally:
+            self._depth -= 1
+        return tuple(self._map.get(v, v) for v in node.outputs)
+
+    def constant(self, value: Any) -> Value:
+        """A constant node holding ``value`` (a NumPy array)."""
+        return self.add("constant", value=value)
+
+    def single_use(self, value: Value) -> bool:
+        """True if one node (or one graph output) reads ``value``."""
+        return self._uses.get(value, 0) <= 1
+
+    def uses(self, value: Value) -> int:
+        """How many nodes and graph outputs read ``value``, as far as the sweep has come."""
+        return self._uses.get(value, 0)
+
+    def _place(self, node: Node) -> None:
+        if self._depth < MAX_DEPTH:
+            for rule in self.rules.get(node.op, ()):
+                result = rule(self, node)
+                if result is None:
+                    continue
+                self._replace(node, (result,) if isinstance(result, Value) else result, rule)
+                return
+        self.nodes.append(node)
+
+    def _replace(self, node: Node, values: tuple[Value, ...], rule: Rule) -> None:
+        self.notes[rule.__name__] += 1
+        self.changed = True
+        for old, new in zip(node.outputs, values, strict=True):
+            if old.dtype != new.dtype or len(old.shape) != len(new.shape):
+                raise CompileError(f"rule {rule.__name__} turned {old!r} into {new!r} at {node.origin}")
+            self._map[old] = new
+            self._uses[new] = self._uses.get(new, 0) + self._uses.pop(old, 0)
+            if new in self._fresh and old not in self._fresh:
+                new.name = old.name  # the old value is gone: its name says more than a number
+                self._fresh.discard(new)
+        self._count(node.inputs, -1)
+
+    def _count(self, values: Iterable[Value], change: int) -> None:
+        """Adjusts use counts; a value that nobody reads any more stops counting as a reader of its inputs."""
+        work = list(values)
+        while work:
+            value = work.pop()
+            left = self._uses.get(value, 0) + change
+            self._uses[value] = left
+            if change < 0 and left == 0 and value.producer is not None and len(value.producer.outputs) == 1:
+                work.extend(value.producer.inputs)
+
+    def _rename(self, value: Value) -> None:
+        while value.name in self._names:
+            value.name = self.graph.new_value((), value.dtype).name
+        self._names.add(value.name)
+
+
+def all_values(graph: Graph) -> Iterable[Value]:
+    """Inputs and node outputs of one graph, in order of definition."""
+    yield from graph.inputs
+    for node in graph.nodes:
+        yield from node.outputs
+
+
+def all_graphs(graph: Graph) -> Iterable[Graph]:
+    """``graph`` and its sub-graphs, outermost first."""
+    yield graph
+    for sub in graph.subgraphs():
+        yield from all_graphs(sub)
+
+
+def count_nodes(graph: Graph, without: Iterable[str] = ()) -> int:
+    """Nodes of the graph and its sub-graphs, except those whose op is in ``without`` (say, ``constant``)."""
+    skip = frozenset(without)
+    return sum(node.op not in skip for g in all_graphs(graph) for node in g.nodes)
+
+
+def run_passes(graph: Graph, passes: Sequence[Pass], verify: bool = False, round: int = 0) -> list[PassReport]:
+    """Runs the passes once, in order. With ``verify`` the graph is checked before the first and after each.
+
+    Raises ``CompileError`` that names the pass after which the graph is wrong.
+    """
+    from graph_kernel.verifier import verify as check
+
+    if verify:
+        check(graph)
+    reports = []
+    for item in passes:
+        before = count_nodes(graph)
+        notes: Counter[str] = Counter()
+        start = time.perf_counter()
+        modified = item.apply(graph, notes)
+        seconds = time.perf_counter() - start
+        reports.append(PassReport(item.name, before, count_nodes(graph), seconds, dict(notes), modified, round))
+        if verify:
+            try:
+                check(graph)
+            except CompileError as error:
+                raise CompileError(f"after pass {item.name}: {error}") from error
+    return reports
