@@ -1,7 +1,7 @@
 """Index arithmetic: gathers by ranges become slices, and comparisons of positions that are decided at compile time vanish.
 
-``affine(value)`` finds ``value[i0, i1, ...] = offset + sum(step_k * i_k)`` in the nodes that make an integer value. It looks at values
-that fit their dtype only where the scope's bounds show it; a dimension is taken to fit int32, which every launch checks.
+``affine(value)`` finds ``value[i0, i1, ...] = offset + sum(step_k * i_k)`` in the nodes that make an int32 or int64 value. Positions
+are taken as integers that do not wrap: a tensor whose positions leave int32 has no int32 index that could name them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Affine:
 def affine(scope: Scope, value: Value, depth: int = _DEPTH) -> Affine | None:
     """The affine form of an integer value, or None."""
     node = value.producer
-    if node is None or not is_int(value.dtype) or depth == 0:
+    if node is None or value.dtype.kind != "i" or value.dtype.itemsize < 4 or depth == 0:
         return None
     found = _form(scope, node, depth - 1)
     if found is None:

@@ -31,7 +31,6 @@ class _Plan:
     absorbed: dict[Node, None] = field(default_factory=dict)  # transposes that merge with the moved one
     exits: dict[Value, None] = field(default_factory=dict)  # values that somebody needs transposed
     removed: dict[Node, None] = field(default_factory=dict)  # equal transposes that other operands come through
-    entries: int = 0  # transposes put in front of other operands
 
 
 @dataclass(frozen=True)
@@ -130,29 +129,25 @@ def _dot_perm(node: Node, perms: list[Perm | None]) -> Perm:
 
 
 def _enter(region: Region, plan: _Plan, value: Value, perm: Perm) -> bool:
-    """Whether an operand from outside can be had in the region's layout; counts what that costs."""
+    """Whether an operand from outside can be had in the region's layout at no cost."""
     node = value.producer
-    if node is not None and node in region.touched:
+    if node is None or node in region.touched:
         return False
-    if node is not None and node.op == "transpose" and tuple(node.attrs["perm"]) == perm:
+    if node.op == "transpose" and tuple(node.attrs["perm"]) == perm:
         if len(region.users.get(value, ())) == 1 and value not in region.outputs:
             plan.removed[node] = None
         return True
-    if node is not None and node.op in ("broadcast", "constant", "iota"):
-        if node.op == "broadcast":
-            dims = [perm[k] for k in node.attrs["dims"]]
-            source = node.inputs[0].producer
-            if dims != sorted(dims) and (source is None or source.op != "constant"):
-                plan.entries += 1
-        return True
-    plan.entries += 1
-    return True
+    if node.op == "broadcast":
+        dims = [perm[k] for k in node.attrs["dims"]]
+        source = node.inputs[0].producer
+        return dims == sorted(dims) or source is not None and source.op == "constant"
+    return node.op in ("constant", "iota")
 
 
 def _worth(region: Region, seed: Node, plan: _Plan) -> bool:
     """Fewer transposes than before, or as many and the transpose has moved forward."""
     before = 1 + len(plan.removed)
-    after = len(plan.exits) + plan.entries
+    after = len(plan.exits)
     for node in plan.absorbed:
         merged = _merged(plan, node)
         before += 1
