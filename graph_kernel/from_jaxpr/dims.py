@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from jax._src.export import shape_poly
 from jax.export import SymbolicScope, symbolic_shape
 
-from symbolic import Dim, Scope, eq, ge, smax, smin, symbol
+from symbolic import Dim, Scope, divides, eq, ge, le, smax, smin, symbol
 from vm.errors import CompileError
 
 
@@ -176,16 +176,19 @@ def plan(dims: Sequence[Any], specs: Mapping[str, DimSpec] | None, scope: Scope)
     for name, spec in specs.items():
         if spec.name and spec.name != name:
             raise CompileError(f"dimension {name!r} was given as Dim({spec.name!r}): the names must agree")
+    for name in specs:
+        if name not in names:
+            _meaning(name, scopes, names)
     if not names:
         return Plan(None, DimTranslator(scope, {}), None)
-    declared = {n: specs[n] for n in names if n in specs and not _is_plain(specs[n])}
+    declared = [n for n, spec in specs.items() if not _is_plain(spec)]
     constraints = [(c, s) for s in scopes for c in constraint_strings(s)]
     if len(scopes) == 1 and not declared:
         variables = {n: Variable(scope.declare(n)) for n in names}
         translator = DimTranslator(scope, variables)
         _assume(scope, translator, [c for c, _ in constraints], names)
         return Plan(scopes[0], translator, None)
-    return _rebuild(names, specs, [c for c, _ in constraints], scope)
+    return _rebuild(names, specs, [c for c, _ in constraints], scope, scopes)
 
 
 def _is_plain(spec: DimSpec) -> bool:
@@ -203,10 +206,33 @@ def _assume(
         scope.assume(relation, f"the constraint {left} {comparison} {right}")
 
 
+def _meaning(name: str, scopes: Sequence[SymbolicScope], names: Sequence[str]) -> Any:
+    """The JAX dim that ``name``, which is in no shape, is equal to by a constraint; ``CompileError`` if there is none."""
+    for scope in scopes:
+        dim = parse_jax(name, scope)
+        if set(variables_in([dim])) <= set(names):
+            return dim
+    raise CompileError(f"no argument has a dimension named {name!r} (there are: {', '.join(names) or 'none'})")
+
+
+def _assume_range(scope: Scope, spec: DimSpec, dim: Dim) -> None:
+    origin = f'Dim("{spec.name}")'
+    scope.assume(ge(dim, spec.min), origin)
+    if spec.max is not None:
+        scope.assume(le(dim, spec.max), origin)
+    if spec.multiple_of > 1:
+        scope.assume(divides(spec.multiple_of, dim), origin)
+
+
 def _rebuild(
-    names: Sequence[str], specs: Mapping[str, DimSpec], constraints: Sequence[tuple[Any, str, Any]], scope: Scope
+    names: Sequence[str],
+    specs: Mapping[str, DimSpec],
+    constraints: Sequence[tuple[Any, str, Any]],
+    scope: Scope,
+    scopes: Sequence[SymbolicScope],
 ) -> Plan:
     taken = {*names, *specs}
+    vanished = [n for n in specs if n not in names]  # by an equality among JAX's constraints
     variables: dict[str, Variable] = {}
     texts: dict[str, str] = {}
     ranges: list[str] = []
@@ -236,5 +262,8 @@ def _rebuild(
     jax_scope = SymbolicScope(ranges)
     replace = {n: parse_jax(texts[n], jax_scope) for n in names}
     translator = DimTranslator(scope, variables)
-    _assume(scope, DimTranslator(scope, {n: Variable(symbol(n)) for n in names}), constraints, names)
+    by_name = DimTranslator(scope, {n: Variable(symbol(n)) for n in names})
+    _assume(scope, by_name, constraints, names)
+    for name in vanished:
+        _assume_range(scope, specs[name], by_name(_meaning(name, scopes, names)))
     return Plan(jax_scope, translator, replace)

@@ -114,7 +114,7 @@ class Lowering:
         if found is None:
             return value
         self.known[value] = found
-        entry = found[()] if found.ndim == 0 else None
+        entry: Any = found[()] if found.ndim == 0 else None
         if entry is None or node.op in ("constant", "dim") or (value.dtype == np.bool_ and not isinstance(entry, int)):
             return value
         self.graph.nodes.pop()
@@ -198,13 +198,14 @@ class Lowering:
 
     def _read(self, env: dict[Any, Value], atom: Any) -> Value:
         if isinstance(atom, jax_core.Literal):
-            return self.constant(np.asarray(atom.val), atom.aval.dtype)
+            aval: Any = atom.aval
+            return self.constant(np.asarray(atom.val), aval.dtype)
         return env[atom]
 
     def equation(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
         """The results of one equation."""
         name = eqn.primitive.name
-        saved, self.origin = self.origin, Origin(name, place_of(eqn.source_info))
+        saved, self.origin = self.origin, Origin(name, place_of(eqn.source_info) or self.origin.place)
         try:
             found = RULES.get(name)
             if found is None:

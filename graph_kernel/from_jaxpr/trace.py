@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax._src.interpreters import partial_eval
 from jax.extend import core as jax_core
 
@@ -50,8 +49,6 @@ def trace(
     scope = Scope(name or getattr(fn, "__name__", "main"))
     all_dims = [d for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct) for d in leaf.shape]
     shapes = plan(all_dims, dims, scope)
-    if unknown := [n for n in dims or () if all(str(v.dim) != n for v in shapes.translate.variables.values())]:
-        raise CompileError(f"no argument has a dimension named {', '.join(map(repr, unknown))}")
     specs = [_respecify(leaf, shapes.jax_dim) for leaf in leaves]
     call_args, call_kwargs = jax.tree.unflatten(in_tree, specs)
     with translated(shapes):
@@ -109,8 +106,3 @@ def _input_names(jaxpr: Any) -> list[str]:
         base = raw or f"arg{i}"
         names.append(base if base not in names else f"{base}#{i}")
     return names
-
-
-def input_dtypes(graph: Graph) -> list[np.dtype]:
-    """The dtypes of a graph's inputs."""
-    return [v.dtype for v in graph.inputs]

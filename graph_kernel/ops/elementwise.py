@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -157,9 +158,8 @@ def _logistic(x: np.ndarray) -> np.ndarray:
 
 def _special(name: str) -> Callable[[np.ndarray], np.ndarray]:
     def call(x: np.ndarray) -> np.ndarray:
-        import scipy.special  # used by the oracle and by constant folding only
-
-        return getattr(scipy.special, name)(x)
+        special = importlib.import_module("scipy.special")  # for the oracle and for constant folding only
+        return getattr(special, name)(x)
 
     return call
 
@@ -305,8 +305,9 @@ def _select_value(scope: Scope, values: list[np.ndarray], attrs: Attrs) -> np.nd
     out = np.empty(pred.shape, dtype=object)
     for index in np.ndindex(*pred.shape):
         if pred[index] is None:
-            same = x[index] is not None and y[index] is not None and scope.equal(x[index], y[index])
-            out[index] = x[index] if same else None
+            a: Any = x[index]
+            b: Any = y[index]
+            out[index] = a if a is not None and b is not None and scope.equal(a, b) else None
         else:
             out[index] = x[index] if pred[index] else y[index]
     return out

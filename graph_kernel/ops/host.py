@@ -296,7 +296,8 @@ def _conv(x: np.ndarray, w: np.ndarray, attrs: Attrs) -> np.ndarray:
             for o, d, c, s in zip(offset, dilation, counts, strides, strict=True)
         )
         part = padded[(slice(None), slice(None), *where)]
-        out += np.moveaxis(np.tensordot(part, w[(slice(None), slice(None), *offset)], ((1,), (1,))), -1, 1)
+        taps = np.moveaxis(w, (0, 1), (-2, -1))[offset]
+        out += np.moveaxis(np.tensordot(part, taps, ((1,), (1,))), -1, 1)
     return out
 
 

@@ -174,7 +174,7 @@ def _cumulative(ufunc: np.ufunc) -> Callable[..., list[np.ndarray]]:
     return evaluate
 
 
-for _name, _ufunc, _doc in (
+for _name, _accumulate, _doc in (
     ("cumsum", np.add, "running sum"),
     ("cumprod", np.multiply, "running product"),
     ("cummax", np.maximum, "running maximum"),
@@ -187,7 +187,7 @@ for _name, _ufunc, _doc in (
             Pattern.REDUCE,
             1,
             _infer_cumulative,
-            _cumulative(_ufunc),
+            _cumulative(_accumulate),
             doc=f"{_doc} along axis, from its end with reverse; the shape stays",
         )
     )

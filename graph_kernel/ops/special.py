@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,8 @@ from symbolic import Scope
 
 def _scipy(name: str) -> Callable[..., Any]:
     def call(*xs: np.ndarray) -> np.ndarray:
-        import scipy.special  # used by the oracle and by constant folding only
-
-        return getattr(scipy.special, name)(*xs)
+        special = importlib.import_module("scipy.special")  # for the oracle and for constant folding only
+        return getattr(special, name)(*xs)
 
     return call
 

@@ -19,7 +19,7 @@ from graph_kernel.ops.base import (
     shape_text,
     static_shape,
 )
-from symbolic import Dim, Scope, ceildiv, either, eq, ge, le, product, smax
+from symbolic import Dim, Relation, Scope, ceildiv, either, eq, ge, le, product, smax
 
 
 def _infer_broadcast(scope: Scope, inputs: tuple[Value, ...], attrs: Attrs, origin: Origin) -> list[Type]:
@@ -148,7 +148,7 @@ def _infer_slice(scope: Scope, inputs: tuple[Value, ...], attrs: Attrs, origin: 
     return [(tuple(shape), x.dtype)]
 
 
-def _need(scope: Scope, relation: object, origin: Origin, message: str, pair: tuple[Dim, Dim]) -> None:
+def _need(scope: Scope, relation: Relation, origin: Origin, message: str, pair: tuple[Dim, Dim]) -> None:
     """Requires ``pair[0] >= pair[1]``, given as ``relation`` too."""
     larger, smaller = pair
     if isinstance(larger, int) and isinstance(smaller, int):
