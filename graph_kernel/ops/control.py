@@ -108,7 +108,7 @@ def _evaluate_scan(xs: list[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
     if attrs["reverse"]:
         stacked.reverse()
     if not stacked:
-        return carry + [np.zeros((0, *shape), dtype) for shape, dtype in attrs["body"].output_types()]
+        return carry + [np.zeros((0, *shape), dtype) for shape, dtype in attrs["body"].output_types()[n_carry:]]
     return carry + [np.stack([row[i] for row in stacked]) for i in range(len(stacked[0]))]
 
 
