@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from dvm.shape_text import read_shape
 from vm.errors import CompileError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def spec(shape: str | Sequence[int | str | Dim] | int, dtype: Any = None, /, **d
     text = _shape_text(shape, declared_here)
     try:
         scope = export.SymbolicScope(range_constraints(declared_here.values()))
-        shape_dims = tuple(export.symbolic_shape(text, scope=scope)) if text else ()
+        shape_dims = read_shape(text, scope)
     except Exception as error:
         raise CompileError(f"spec: cannot read the shape {text!r}: {_first_line(error)}") from error
     for dim in shape_dims:
@@ -105,16 +106,18 @@ def spec(shape: str | Sequence[int | str | Dim] | int, dtype: Any = None, /, **d
 
 
 def checked(dim: Any, name: str) -> Dim:
-    """``dim`` under ``name``; a ``CompileError`` if it is not a ``Dim`` or has another name."""
+    """``dim`` under ``name``; a ``CompileError`` if it is neither that nor a size, or has another name."""
+    if isinstance(dim, int) and not isinstance(dim, bool):
+        return Dim(name, dim, dim)
     if not isinstance(dim, Dim):
         raise CompileError(f"dimension {name!r}: expected a dvm.Dim, got {dim!r}")
     return dim.named(name)
 
 
 def _shape_text(shape: str | Sequence[int | str | Dim] | int, found: dict[str, Dim]) -> str:
-    """The shape as JAX's text; named ``Dim``s in it are added to ``found``."""
+    """The shape as text; named ``Dim``s in it are added to ``found``."""
     if isinstance(shape, str):
-        return shape.strip().removeprefix("(").removesuffix(")") if _outer_brackets(shape) else shape.strip()
+        return shape
     parts = []
     for dim in (shape,) if isinstance(shape, (int, Dim)) else shape:
         if not isinstance(dim, Dim):
@@ -126,19 +129,6 @@ def _shape_text(shape: str | Sequence[int | str | Dim] | int, found: dict[str, D
             raise conflict(dim.name, found[dim.name], dim)
         parts.append(dim.name)
     return ", ".join(parts)
-
-
-def _outer_brackets(text: str) -> bool:
-    """Whether the first bracket of ``text`` opens at its start and closes only at its end."""
-    text = text.strip()
-    if not text.startswith("("):
-        return False
-    depth = 0
-    for i, char in enumerate(text):
-        depth += (char == "(") - (char == ")")
-        if depth == 0:
-            return i == len(text) - 1
-    return False
 
 
 def range_constraints(dims: Iterable[Dim]) -> list[str]:
@@ -169,7 +159,8 @@ def _names_of(dim: Any) -> Iterable[str]:
     return dim.get_vars() if is_symbolic_dim(dim) else ()
 
 
-def _scopes(shapes: Iterable[Sequence[Any]]) -> Iterator[SymbolicScope]:
+def scopes(shapes: Iterable[Sequence[Any]]) -> Iterator[SymbolicScope]:
+    """The JAX scopes of the symbolic dims in ``shapes``, in order."""
     from jax.export import is_symbolic_dim
 
     seen: list[SymbolicScope] = []
@@ -186,7 +177,7 @@ def declared(shapes: Iterable[Sequence[Any]], extra: Mapping[str, Dim] | None = 
     """
     shapes = list(shapes)
     found: dict[str, Dim] = {}
-    for scope in _scopes(shapes):
+    for scope in scopes(shapes):
         for name, dim in _declared.get(scope, {}).items():
             if found.setdefault(name, dim) != dim:
                 raise conflict(name, found[name], dim)

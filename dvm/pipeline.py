@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -112,11 +113,14 @@ def from_function(
     labels = Signature.of_function(title, names, in_tree, in_tree).labels
     avals = [as_aval(leaf, label) for leaf, label in zip(leaves, labels, strict=True)]
     declared = dim_declarations.declared([aval.shape for aval in avals], dims)
+    symbols = dim_declarations.symbol_names(dim for aval in avals for dim in aval.shape)
+    if constraints and symbols:
+        avals, declared = constrained(avals, declared, constraints)
     flat_args, flat_kwargs = jax.tree_util.tree_unflatten(in_tree, avals)
-    graph, out_tree = from_jaxpr.trace(fn, flat_args, flat_kwargs, declared, tuple(constraints))
-    signature = Signature.of_function(title, names, in_tree, out_tree)
-    _name_values(graph, signature)
-    return Traced(graph, signature)
+    traced = from_jaxpr.trace(fn, flat_args, flat_kwargs, dims=declared, name=title)
+    signature = Signature.of_function(title, names, in_tree, traced.out_tree)
+    _finish(traced.graph, signature, constraints, symbols)
+    return Traced(traced.graph, signature)
 
 
 def from_closed_jaxpr(jaxpr: ClosedJaxpr, dims: Dims = None, constraints: Sequence[str] = ()) -> Traced:
@@ -126,10 +130,11 @@ def from_closed_jaxpr(jaxpr: ClosedJaxpr, dims: Dims = None, constraints: Sequen
 
     _stage("converting the jaxpr")
     declared = dim_declarations.declared([getattr(aval, "shape", ()) for aval in jaxpr.in_avals], dims)
-    graph = from_jaxpr.convert(jaxpr, declared, tuple(constraints))
+    symbols = dim_declarations.symbol_names(dim for aval in jaxpr.in_avals for dim in getattr(aval, "shape", ()))
+    graph = from_jaxpr.from_closed_jaxpr(jaxpr, dims=declared).graph
     names = [f"arg{i}" for i in range(len(graph.inputs))]
     signature = Signature.flat("jaxpr", names, len(graph.outputs), "jaxpr")
-    _name_values(graph, signature)
+    _finish(graph, signature, constraints, symbols)
     return Traced(graph, signature)
 
 
@@ -140,17 +145,96 @@ def from_onnx_model(
     from graph_kernel import from_onnx
 
     _stage("loading the model")
-    declared = {name: dim_declarations.checked(dim, name) for name, dim in sorted((dims or {}).items())}
-    graph = from_onnx.load(model, declared, tuple(constraints))
+    declared = {
+        name: dim if isinstance(dim, int) else dim_declarations.checked(dim, name)
+        for name, dim in sorted((dims or {}).items())
+    }
+    graph = from_onnx.load(os.fspath(model) if isinstance(model, os.PathLike) else model, declared, tuple(constraints))
+    check_declared(graph)
     names = [value.name for value in graph.inputs]
     title = os.path.basename(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model.graph.name
     return Traced(graph, Signature.flat("onnx", names, len(graph.outputs), title))
 
 
-def _name_values(graph: Graph, signature: Signature) -> None:
-    """Names inputs and outputs as users write them. A value that is an output twice, or is an input, keeps its first name."""
+def _finish(graph: Graph, signature: Signature, constraints: Sequence[str], symbols: Sequence[str]) -> None:
+    """Names the inputs as users write them and makes what was declared about the dims, ``symbols``, a matter of each launch."""
+    import symbolic
+
     for value, name in zip(graph.inputs, signature.feeds, strict=True):
         value.name = name
+    for text in constraints:
+        relation = symbolic.parse_relation(text)
+        unknown = [name for name in relation.symbols if name not in symbols]
+        if unknown:
+            raise CompileError(
+                f"the constraint {text} names {', '.join(unknown)}; the dimensions are {', '.join(symbols) or 'none'}"
+            )
+        if all(
+            name in graph.scope.symbols for name in relation.symbols
+        ):  # JAX replaces b by a where a == b is declared
+            graph.scope.require(relation, "constraints", f"the declared constraint {text}")
+    check_declared(graph)
+
+
+def check_declared(graph: Graph) -> None:
+    """Adds a launch check for every declared fact that has none: the compiler relies on it, so a launch must not break it."""
+    from symbolic import LaunchCheck
+
+    scope = graph.scope
+    checked = {check.rel for check in scope.checks}
+    declared = [fact for fact in scope.facts if fact.rel not in checked]
+    scope.checks[:0] = [LaunchCheck(fact.rel, fact.origin, f"{fact.rel} is required") for fact in declared]
+
+
+def constrained(
+    avals: Sequence[Any], declared: Mapping[str, Dim], constraints: Sequence[str]
+) -> tuple[list[Any], dict[str, Dim]]:
+    """``avals`` in one JAX scope that also knows ``constraints``, so that JAX may use them, and the declarations of the dims that are left.
+
+    JAX itself replaces ``b`` by ``a`` where ``a == b``; what is declared about ``b`` then becomes a constraint on ``a``.
+    """
+    import jax
+    from jax import export
+
+    from graph_kernel.from_jaxpr.dims import constraint_strings
+
+    shapes = [aval.shape for aval in avals]
+    lines = [line for text in constraints if (line := _jax_constraint(text)) is not None]
+    for scope in dim_declarations.scopes(shapes):
+        lines += [f"{left} {sign} {right}" for left, sign, right in constraint_strings(scope)]
+
+    def rebuilt(lines: Sequence[str]) -> list[Any]:
+        try:
+            scope = export.SymbolicScope(lines)
+            return [
+                tuple(export.symbolic_shape(str(d), scope=scope)[0] if export.is_symbolic_dim(d) else d for d in shape)
+                for shape in shapes
+            ]
+        except Exception as error:
+            raise CompileError(f"the constraints {', '.join(constraints)} cannot be used: {error}") from error
+
+    left = dim_declarations.symbol_names(d for shape in rebuilt(lines) for d in shape)
+    for dim in (dim for name, dim in declared.items() if name not in left):
+        lines += dim_declarations.range_constraints([dim])
+        lines += [f"mod({dim.name}, {dim.multiple_of}) == 0"] * (dim.multiple_of > 1)
+    specs = [
+        jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
+        for shape, aval in zip(rebuilt(lines), avals, strict=True)
+    ]
+    return specs, {name: dim for name, dim in declared.items() if name in left}
+
+
+def _jax_constraint(text: str) -> str | None:
+    """``text`` in the notation of JAX's scopes; None if JAX has none for it (it is then checked at launch only)."""
+    match = re.fullmatch(r"([^<>=!%]+)(%\s*\w+\s*)?(<=|>=|==|<|>)([^<>=!%]+)", text)
+    if match is None or "//" in text or re.search(r"\bor\b", text):
+        return None
+    left, modulo, sign, right = match.groups()
+    if modulo:
+        left = f"mod({left}, {modulo[1:].strip()})"
+    if sign == "<":
+        return f"{left} + 1 <= {right}"
+    return f"{left} >= {right} + 1" if sign == ">" else f"{left} {sign} {right}"
 
 
 def parameter_names(fn: Callable[..., Any], n: int) -> list[str]:

@@ -17,7 +17,8 @@ import pytest
 from jax.export import is_symbolic_dim
 
 import graph_kernel
-
+from graph_kernel import from_jaxpr
+from symbolic import Scope
 from vm import program as pg
 from vm.binder import Binder
 from vm.errors import CompileError
@@ -34,6 +35,7 @@ class FakeGraph:
     outs: list[Any]
     dims: dict[str, Any]
     nodes: tuple[()] = ()
+    scope: Any = field(default_factory=Scope)
     inputs: list[SimpleNamespace] = field(default_factory=list)
     outputs: list[SimpleNamespace] = field(default_factory=list)
 
@@ -48,7 +50,7 @@ class Double:
     launches: int = 0
 
 
-def trace(double: Double, fn: Any, args: Any, kwargs: Any, dims: Any, constraints: Any) -> tuple[FakeGraph, Any]:
+def trace(double: Double, fn: Any, args: Any, kwargs: Any, dims: Any, name: str) -> SimpleNamespace:
     double.traces += 1
     avals, tree = jax.tree_util.tree_flatten((args, kwargs))
     shapes = iter(_with_minima([a.shape for a in avals], dims))
@@ -64,7 +66,7 @@ def trace(double: Double, fn: Any, args: Any, kwargs: Any, dims: Any, constraint
     graph = FakeGraph(fn, tree, avals, leaves, dims)
     graph.inputs = [SimpleNamespace(name=f"i{i}") for i in range(len(avals))]
     graph.outputs = [SimpleNamespace(name=f"o{i}") for i in range(len(leaves))]
-    return graph, out_tree
+    return SimpleNamespace(graph=graph, out_tree=out_tree)
 
 
 def _with_minima(shapes: list[Any], dims: Any) -> list[Any]:
@@ -169,13 +171,11 @@ class FakeExecutable:
 def install(monkeypatch: pytest.MonkeyPatch) -> Double:
     """Puts the double behind the API for one test."""
     double = Double()
-    front = SimpleNamespace(trace=lambda *args: trace(double, *args))
     passes = SimpleNamespace(optimise=lambda graph: [])
     back = SimpleNamespace(compile_graph=lambda graph, options: compile_graph(double, graph, options))
-    for module, name, fake in ((graph_kernel, "from_jaxpr", front), (graph_kernel, "passes", passes)):
-        monkeypatch.setitem(sys.modules, f"graph_kernel.{name}", fake)
-        monkeypatch.setattr(module, name, fake, raising=False)
+    monkeypatch.setattr(from_jaxpr, "trace", lambda *args, **kwargs: trace(double, *args, **kwargs))
+    monkeypatch.setitem(sys.modules, "graph_kernel.passes", passes)
+    monkeypatch.setattr(graph_kernel, "passes", passes, raising=False)
     monkeypatch.setitem(sys.modules, "codegen", back)
     monkeypatch.setattr("dvm.program.make_executable", lambda program, tier: FakeExecutable(double, program, tier))
     return double
-

@@ -39,7 +39,9 @@ def test_dims_that_were_equal_so_far_share_a_symbol_until_they_differ(double):
     f(ones(5), ones(5))
     assert double.compiles == 2
     assert list(f.programs[-1].symbols) == ["x_0"]
-    assert any("argument 0 (x) axis 0 == argument 1 (y) axis 0: equal in every call" in c for c in f.programs[-1].constraints)
+    assert any(
+        "argument 0 (x) axis 0 == argument 1 (y) axis 0: equal in every call" in c for c in f.programs[-1].constraints
+    )
     f(ones(5), ones(6))
     assert double.compiles == 3
     assert list(f.programs[-1].symbols) == ["x_0", "y_0"]
@@ -62,7 +64,9 @@ def attention(q, k, v, past_k, past_v, mask):
     return jnp.einsum("bst,btd->bsd", jax.nn.softmax(scores), v), k, v
 
 
-@pytest.mark.parametrize("calls", [[(2, 7, 0), (2, 1, 7)], [(1, 5, 3), (2, 4, 9)], [(1, 1, 1), (1, 1, 2)], [(1, 1, 5), (3, 2, 0)]])
+@pytest.mark.parametrize(
+    "calls", [[(2, 7, 0), (2, 1, 7)], [(1, 5, 3), (2, 4, 9)], [(1, 1, 1), (1, 1, 2)], [(1, 1, 5), (3, 2, 0)]]
+)
 def test_an_attention_layer_with_a_cache_compiles_twice(double, calls):
     f = dvm.jit(attention)
     for b, s, p in [*calls, (3, 1, 9), (1, 16, 0), (2, 5, 3), (1, 1, 1)]:
@@ -81,7 +85,9 @@ def test_a_size_the_function_decides_by_stays_fixed_and_says_why(double):
     for n, m in ((3, 2), (3, 4), (6, 4), (6, 9), (8, 9), (3, 5)):
         np.testing.assert_array_equal(g(ones(n, m)), f(ones(n, m)))
     notes = [c for p in g.programs for c in p.constraints]
-    assert any("argument 0 (x) axis 0 is fixed at 6, other sizes get their own program" in note for note in notes), notes
+    assert any("argument 0 (x) axis 0 is fixed at 6, other sizes get their own program" in note for note in notes), (
+        notes
+    )
     assert any("Inconclusive" in note or "symbolic" in note for note in notes), notes
     g(ones(6, 30))
     assert double.compiles == len(g.programs) <= 6
