@@ -62,7 +62,9 @@ def apply_ints(op: str, args: Sequence[int]) -> int:
 
 
 def apply(op: str, args: Sequence[Dim]) -> Dim:
-    """The function ``op`` applied to dims, in normal form."""
+    """The function ``op`` applied to dims, in normal form. A divisor that became the number 0 gives 0."""
+    if op in (FLOORDIV, MOD) and isinstance(args[1], int) and args[1] == 0:
+        return 0
     if op == FLOORDIV:
         return floordiv(args[0], args[1])
     if op == MOD:

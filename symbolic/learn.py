@@ -55,13 +55,13 @@ class Knowledge(Store):
             ) = saved  # fmt: skip
             del self.inequalities[n:], self.alternatives[m:]
 
-    def hide(self, hint: str, meaning: Dim, lo: int | None, hi: int | None) -> str:
-        """A hidden symbol, with its meaning in declared symbols."""
+    def hide(self, hint: str, meaning: Dim, lo: int | None, hi: int | None, d: int = 1) -> str:
+        """A hidden symbol that is exactly ``meaning / d``, ``meaning`` over declared symbols."""
         name = hint.rstrip("'") + "'"
         while name in self.order:
             name += "'"
         self.add_symbol(name, lo, hi)
-        self.hidden[name] = meaning
+        self.hidden[name] = meaning, d
         return name
 
     def learn(self, rel: Relation, text: str) -> None:
@@ -152,20 +152,22 @@ class Knowledge(Store):
                 if not isinstance(value, Expr) or mono[0] not in _atoms_of(value):
                     self._learn_division(mono[0], value, text)
                     return
-        for mono, c in p.ordered():
-            if mono and abs(c) == 1:
-                value = make({mono: 1}) - c * p
-                lo, hi = self.bounds(make({mono: 1}))
-                self.products[mono] = value
-                self.rules[mono] = text
-                self.changed()
-                if lo is not None:
-                    self.learn_nonneg(self.norm(value - lo), f"{lo} <= {self.back(make({mono: 1}))} and {text}")
-                if hi is not None:
-                    self.learn_nonneg(self.norm(hi - value), f"{self.back(make({mono: 1}))} <= {hi} and {text}")
-                return
-        self.add_inequality(p, text)
-        self.add_inequality(-p, text)
+        mono, c = p.ordered()[0]
+        if abs(c) != 1:
+            self.add_inequality(p, text)
+            self.add_inequality(-p, text)
+            return
+        # A rule that replaces the leading monomial: what comes instead is smaller in a well-order, so rewriting ends.
+        lead = make({mono: 1})
+        value = lead - c * p
+        lo, hi = self.bounds(lead)
+        self.products[mono] = value
+        self.rules[mono] = text
+        self.changed()
+        if lo is not None:
+            self.learn_nonneg(self.norm(value - lo), f"{lo} <= {self.back(lead)} and {text}")
+        if hi is not None:
+            self.learn_nonneg(self.norm(hi - value), f"{self.back(lead)} <= {hi} and {text}")
 
     def _learn_division(self, atom: Atom, value: Dim, text: str) -> None:
         """``x // d == value`` or ``x % d == value``: x is d*value + r, or d*q + value."""
@@ -174,7 +176,7 @@ class Knowledge(Store):
             part = symbol(self.hide("r", self.back(mod(x, d)), 0, d - 1))
             self.learn_zero(self.norm(x - d * value - part), text)
             return
-        part = symbol(self.hide("q", self.back(x // d), *self.bounds(x // d)))
+        part = symbol(self.hide("q", self.back(x - value), *self.bounds(x // d), d))
         self.learn_nonneg(self.norm(value), text)
         self.learn_nonneg(self.norm(d - 1 - value), text)
         self.learn_zero(self.norm(x - d * part - value), text)
@@ -205,7 +207,10 @@ class Knowledge(Store):
                 lo, hi = self.bounds(x)
                 low = 0 if lo is not None and lo >= 0 else None
                 high = hi if hi is not None and hi >= 0 else None
-        quotient = symbol(self.hide("q", self.back(x) // self.back(d) if isinstance(x, Expr) else x // d, low, high))
+        if isinstance(d, int):
+            quotient = symbol(self.hide("q", self.back(x), low, high, d))
+        else:
+            quotient = symbol(self.hide("q", self.back(x) // self.back(d) if isinstance(x, Expr) else x // d, low, high))
         self.learn_zero(self.norm(x - d * quotient), text)
 
     # --- inequalities -------------------------------------------------------------------------------------------------

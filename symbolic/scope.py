@@ -120,7 +120,7 @@ class Scope:
         self.symbols[info.name] = info
         self._store.add_symbol(info.name, info.min, info.max)
         if d > 1:
-            hidden = self._store.hide(info.name, (symbol(info.name) - r) // d, lo, hi)
+            hidden = self._store.hide(info.name, symbol(info.name) - r, lo, hi, d)
             self._store.sub.define(info.name, d * symbol(hidden) + r)
         if lo == hi:
             self._store.sub.define(hidden if d > 1 else info.name, lo)

@@ -60,19 +60,25 @@ class Models:
         names = dict.fromkeys(s for name in rel.symbols for s in self._roots(make_symbol(name)))
         queue = list(names)
         seen: set[int] = set()
+        rules = self._rules()
         for name in queue:
             if len(queue) > MAX_ROOTS or len(seen) > MAX_FACTS:
                 return None
             near = [store.inequalities[i].expr for i in store.by_symbol.get(name, ()) if i not in seen]
             seen.update(store.by_symbol.get(name, ()))
             near += [a for i in store.alternatives_of.get(name, ()) for r in store.alternatives[i].parts for a in _dims(r)]
-            near += [make({m: 1}) - v for m, v in store.products.items() if any(name in a.symbols for a in m)]
+            near += [zero for zero in rules if name in zero.symbol_set]
             for dim in near:
                 for other in self._roots(dim):
                     if other not in names:
                         names[other] = None
                         queue.append(other)
         return tuple(queue) if len(queue) <= MAX_ROOTS else None
+
+    def _rules(self) -> list[Expr]:
+        """The rewrite rules as dims that are zero."""
+        zeros = [self.store.sub.apply(make({m: 1}) - v) for m, v in self.store.products.items()]
+        return [z for z in zeros if isinstance(z, Expr)]
 
     def _roots(self, dim: Dim) -> tuple[str, ...]:
         inner = self.store.sub.apply(dim)
@@ -126,9 +132,8 @@ class Models:
         store = self.store
         indices = sorted({i for name in component for i in store.by_symbol.get(name, ())})
         dims = [store.sub.apply(store.inequalities[i].expr) for i in indices]
-        for mono, value in store.products.items():
-            zero = store.sub.apply(make({mono: 1}) - value)
-            if isinstance(zero, Expr) and not zero.symbol_set.isdisjoint(component):
+        for zero in self._rules():
+            if not zero.symbol_set.isdisjoint(component):
                 dims += [zero, -zero]
         return [d for d in dims if isinstance(d, Expr)]
 

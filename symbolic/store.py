@@ -47,7 +47,7 @@ class Store:
     order: dict[str, int] = field(default_factory=dict)  # symbol -> rank: declaration order, hidden symbols after all others
     inequalities: list[Inequality] = field(default_factory=list)
     by_symbol: dict[str, tuple[int, ...]] = field(default_factory=dict)  # symbol -> indices into inequalities
-    hidden: dict[str, Dim] = field(default_factory=dict)  # hidden symbol -> its meaning in declared symbols
+    hidden: dict[str, tuple[Dim, int]] = field(default_factory=dict)  # hidden symbol h -> (x, d): h is x / d, exactly
     products: dict[Mono, Dim] = field(default_factory=dict)  # monomial of degree > 1 -> its value
     steps: int = 0  # work done, for budgets and tests
 
@@ -128,7 +128,7 @@ class Store:
         if not self.products or isinstance(dim, int):
             return dim
         for _ in range(16):
-            if isinstance(dim, int):
+            if isinstance(dim, int) or len(dim.terms) > 256:
                 return dim
             for mono, c in dim.ordered():
                 hit = self._product_rule(mono)
@@ -335,13 +335,11 @@ class Store:
                 if atom.op != SYMBOL:
                     value = functions.apply(atom.op, [self.back(a) for a in atom.args])
                 elif atom.args[0] in self.hidden:
-                    value = self.hidden[atom.args[0]]
-                    inner = value.as_atom if isinstance(value, Expr) else None
-                    if inner is not None and inner.op == FLOORDIV and isinstance(inner.args[1], int):
-                        d = inner.args[1]  # the division is exact: m*(x // m) is x
-                        whole, c = divmod(c, d) if c % d == 0 else (0, c)
-                        if whole:
-                            c, value = whole, inner.args[0]
+                    x, d = self.hidden[atom.args[0]]
+                    if c % d == 0:
+                        c, value = c // d, x
+                    else:
+                        value = functions.floordiv(x, d)
                 factors.append(value)
             term: Dim = c
             for f in factors:
