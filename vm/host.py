@@ -56,7 +56,6 @@ def call(function: str, inputs: list[np.ndarray], attrs: dict[str, Any]) -> list
         AttributeError,
         OverflowError,
         ZeroDivisionError,
-        MemoryError,
     ) as error:
         shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs)
         raise ProgramError(f"host function {function!r} on {shapes}: {type(error).__name__}: {error}") from error
