@@ -14,6 +14,8 @@ from graph_kernel.evaluate import evaluate, shape_of
 from graph_kernel.from_jaxpr import Traced, trace
 from graph_kernel.ops import OPS
 
+_QUICK = {"xla_backend_optimization_level": 0}  # XLA's compiling is most of what these tests cost
+
 
 @dataclass(frozen=True)
 class D:
@@ -58,11 +60,13 @@ def host_ops(traced: Traced) -> list[str]:
     return [op for op in ops_of(traced) if not OPS[op].chip]
 
 
-def run(traced: Traced, fn: Callable[..., Any], arrays: Sequence[np.ndarray], dims: Mapping[str, int], tol: float) -> None:
+def run(
+    traced: Traced, fn: Callable[..., Any], arrays: Sequence[np.ndarray], dims: Mapping[str, int], tol: float
+) -> None:
     """Evaluates the graph and ``jax.jit(fn)`` on the same arrays and compares every result."""
     assert traced.graph.scope.holds(dims), dims
     got = evaluate(traced.graph, arrays, dims)
-    want = jax.tree.leaves(jax.jit(fn)(*arrays))
+    want = jax.tree.leaves(jax.jit(fn, compiler_options=_QUICK)(*arrays))
     assert len(got) == len(want)
     for g, w in zip(got, want, strict=True):
         if jax.dtypes.issubdtype(w.dtype, jax.dtypes.prng_key):

@@ -201,7 +201,13 @@ def test_general_gather_is_a_host_op():
 
 def test_sorting_is_a_host_op():
     def fn(x):
-        return [jnp.sort(x, 0), jnp.argsort(x, 1), lax.top_k(x, 1), lax.sort((x > 0, x), dimension=1, num_keys=2), jnp.median(x, 1)]
+        return [
+            jnp.sort(x, 0),
+            jnp.argsort(x, 1),
+            lax.top_k(x, 1),
+            lax.sort((x > 0, x), dimension=1, num_keys=2),
+            jnp.median(x, 1),
+        ]
 
     traced = check(fn, specs(("b, 5", F32)), [{"b": 1}, {"b": 4}])
     assert set(host_ops(traced)) == {"sort", "top_k"}
@@ -221,7 +227,9 @@ def test_windows_are_host_ops():
 
 def test_transposed_convolution_with_channels_last():
     def fn(x, w):
-        return lax.conv_general_dilated(x, w, (1,), ((1, 1),), lhs_dilation=(2,), dimension_numbers=("NHC", "HIO", "NHC"))
+        return lax.conv_general_dilated(
+            x, w, (1,), ((1, 1),), lhs_dilation=(2,), dimension_numbers=("NHC", "HIO", "NHC")
+        )
 
     check(fn, specs(("b, s+1, 4", F32), ("3, 4, 6", F32)), POSITIVE, tol=1e-4)
 
@@ -279,14 +287,19 @@ def test_cond_and_switch():
     traced = None
     for n in (-1, 0, 1, 2, 9):
         traced = check(
-            fn, specs(("b, s", F32), ("", I32)), POSITIVE[:1] if n else POSITIVE, data=lambda a, s, n=n: [a[0], np.array(n, np.int32)]
+            fn,
+            specs(("b, s", F32), ("", I32)),
+            POSITIVE[:1] if n else POSITIVE,
+            data=lambda a, s, n=n: [a[0], np.array(n, np.int32)],
         )
     assert traced is not None and ops_of(traced).count("cond") == 2
 
 
 def test_a_known_branch_is_taken_while_compiling():
     def fn(x):
-        return lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos), lax.switch(x.ndim, [jnp.sin, jnp.cos, jnp.tan], x)
+        return lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos), lax.switch(
+            x.ndim, [jnp.sin, jnp.cos, jnp.tan], x
+        )
 
     assert "cond" not in ops_of(check(fn, specs(("b, s", F32)), POSITIVE))
 

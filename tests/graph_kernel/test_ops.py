@@ -108,7 +108,11 @@ def test_take_modes():
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     i = np.array([[0, 5], [-1, 2]], np.int32)
     clipped = apply("take", x, i, axis=0, mode="clip")[0]
-    assert clipped.shape == (2, 2, 4) and clipped[0, 1].tolist() == x[2].tolist() and clipped[1, 0].tolist() == x[0].tolist()
+    assert (
+        clipped.shape == (2, 2, 4)
+        and clipped[0, 1].tolist() == x[2].tolist()
+        and clipped[1, 0].tolist() == x[0].tolist()
+    )
     filled = apply("take", x, i, axis=1, mode="fill", fill=np.nan)[0]
     assert filled.shape == (3, 2, 2) and np.isnan(filled[:, 0, 1]).all() and np.isnan(filled[:, 1, 0]).all()
     assert apply("take", x[:0], i, axis=0, mode="clip")[0].shape == (2, 2, 4)
@@ -157,7 +161,11 @@ def test_broadcast_of_an_unknown_size_is_decided_at_launch():
     x = graph.add_input((d["a"],), np.float32)
     graph.outputs = [graph.add("broadcast", x, shape=(d["b"],), dims=(0,))]
     (check,) = graph.scope.checks
-    assert check.rel.holds({"a": 1, "b": 5}) and check.rel.holds({"a": 5, "b": 5}) and not check.rel.holds({"a": 2, "b": 5})
+    assert (
+        check.rel.holds({"a": 1, "b": 5})
+        and check.rel.holds({"a": 5, "b": 5})
+        and not check.rel.holds({"a": 2, "b": 5})
+    )
     assert evaluate(graph, [np.ones(1, np.float32)], {"a": 1, "b": 4})[0].shape == (4,)
 
 

@@ -1,0 +1,113 @@
+"""What the front end says when it cannot go on, and that places in messages name no folders."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.export import symbolic_shape
+
+from graph_kernel.from_jaxpr import trace
+from tests.graph_kernel.jaxpr_cases import D, specs
+from vm.errors import CompileError, UnsupportedOp
+
+F32 = jnp.float32
+MATRIX = specs(("b, s", F32))
+
+
+def test_all_missing_primitives_are_listed_once():
+    def body(c, a):
+        return c, jnp.fft.fft(a).real
+
+    def fn(x):
+        y = jnp.linalg.svd(x, compute_uv=False).sum()
+        return jax.lax.scan(body, 0.0, x)[1] + jnp.fft.fft(x).imag + y
+
+    with pytest.raises(UnsupportedOp) as err:
+        trace(fn, MATRIX)
+    text = str(err.value)
+    for part in ("5 operations", "fft: 2x", "svd: 1x", "real: 1x", "imag: 1x", "test_jaxpr_errors.py:"):
+        assert part in text, text
+    assert "/" not in text
+
+
+def test_unused_primitives_are_not_missing():
+    trace(lambda x: (jnp.linalg.svd(x), x + 1)[1], MATRIX)
+
+
+@pytest.mark.parametrize(
+    "fn,args,dims,message",
+    [
+        (
+            lambda x: x if x.shape[0] > 3 else -x,
+            MATRIX,
+            {},
+            r'b > 3 .*Dim\("b", min=4\) .*true, Dim\("b", max=3\) .*false',
+        ),
+        (lambda x: x if x.shape[0] > 3 else -x, MATRIX, {"b": D("b", multiple_of=2)}, r"b > 3 for every size"),
+        (lambda x: x if x.shape[0] >= x.shape[1] else -x, MATRIX, {}, "b >= s .*constraint"),
+        (lambda x: x[: max(x.shape[0] - 4, 0)], MATRIX, {}, "max_dim"),
+        (lambda x: x.reshape(4, -1), MATRIX, {}, r'multiple_of=4\) or Dim\("s", multiple_of=4\)'),
+        (lambda x: x * float(x.shape[0]), MATRIX, {}, "used as a number"),
+        (lambda x: [x for _ in range(x.shape[0])], MATRIX, {}, "used as a number"),
+        (lambda x, y: x + y, specs(("b, 2", F32), ("c, 2", F32)), {}, "every size of b, c"),
+        (lambda x: x + 1, MATRIX, {"q": D("q")}, "no argument has a dimension named 'q'"),
+        (lambda x: x + 1, MATRIX, {"b": D("q")}, "names must agree"),
+    ],
+)
+def test_questions_about_sizes_name_the_dim_and_the_fact_that_helps(fn, args, dims, message):
+    with pytest.raises(CompileError, match=message):
+        trace(fn, args, dims=dims)
+
+
+def test_a_branch_on_a_declared_range_is_decided():
+    traced = trace(lambda x: x if x.shape[0] > 3 else -x, MATRIX, dims={"b": D("b", min=4, max=9)})
+    assert not traced.graph.nodes
+
+
+def test_a_dim_of_another_scope():
+    (c,) = symbolic_shape("c")
+    with pytest.raises(CompileError, match="another symbolic scope at test_jaxpr_errors.py"):
+        trace(lambda x: x.shape[0] * c, MATRIX)
+
+
+def test_a_dim_that_no_argument_has():
+    scope = jax.export.SymbolicScope()
+    b, c = symbolic_shape("b, c", scope=scope)
+    with pytest.raises(CompileError, match="'c' is not in the shape of any argument"):
+        trace(lambda x: x.sum() + jnp.zeros(c), [jax.ShapeDtypeStruct((b,), F32)])
+
+
+def test_closing_over_a_dim_of_the_arguments_own_scope():
+    (b,) = symbolic_shape("b")
+    traced = trace(lambda x: x + jnp.zeros(b), [jax.ShapeDtypeStruct((b,), F32)])
+    assert str(traced.graph.outputs[0].shape[0]) == "b"
+
+
+def test_dims_of_several_scopes_are_one_by_name():
+    args = [specs(("b, s", F32))[0], specs(("b, s", F32))[0]]
+    traced = trace(lambda x, y: x + y, args)
+    assert len(traced.graph.scope.symbols) == 2 and not traced.graph.scope.checks
+
+
+def test_other_errors_pass_through():
+    def fn(x):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        trace(fn, MATRIX)
+    with pytest.raises(TypeError, match="incompatible shapes"):
+        trace(lambda x: x + np.zeros((3, 4)), [np.zeros((2, 4))])
+
+
+def test_origins_name_the_source_line():
+    traced = trace(lambda x: jnp.tanh(x), MATRIX)
+    (node,) = traced.graph.nodes
+    assert node.origin.op == "tanh" and node.origin.place.startswith("test_jaxpr_errors.py:")
+
+
+def test_same_function_same_graph():
+    def text():
+        traced = trace(lambda x: jax.nn.softmax(x) @ x.T + x.shape[0], MATRIX)
+        return [(repr(n), sorted((k, str(v)) for k, v in n.attrs.items())) for n in traced.graph.nodes]
+
+    assert text() == text()
