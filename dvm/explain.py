@@ -6,8 +6,8 @@ The data is ``Program.debug``, which the compiler fills and a stripped file lack
     cuts     [{"from", "to", "value", "reason"}]         why two neighbours did not become one kernel
     merges   [{"from", "to", "reason"}]                  why two became one
     passes   [{"name", "before", "after", "seconds", "notes"}]
-    facts    [str]                                       deduced relations of dimensions, with their cause
-    checks   [str]                                       what is left to decide when sizes are known
+    constraints [str]                                    ranges, deduced relations with their cause, launch checks
+    jit      [str]                                       what ``dvm.jit`` kept fixed or shares, and why
     host     [{"op", "count", "reason"}]                 operations that run on the host
 
 Every key may be missing.
@@ -101,6 +101,12 @@ class Explanation:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def decisions(program: Program) -> str:
+    """Every merge and every cut, one a line."""
+    merges = [f"merged {_arrow(item)}" for item in program.debug.get("merges", ())]
+    return "\n".join(merges + [f"cut {_arrow(item)}" for item in program.debug.get("cuts", ())])
 
 
 def _section(lines: list[str], title: str, items: list[str], empty: str = "") -> None:

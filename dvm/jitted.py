@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from dvm import diagnostics, pipeline
 from dvm import dims as dim_declarations
-from dvm import pipeline
 from dvm.dims import Dim
 from dvm.program import TIERS, CompiledProgram, x64_enabled
 from dvm.specialise import History, Plan, Site, search
@@ -227,6 +227,7 @@ class _Entry:
         else:
             plan = self._history.plan(sizes, {}, pinned=self._history.changed_classes(), kind=("fixed",))
             traced, reason = attempt(plan), f"{type(refused).__name__}: {refused}"
+        diagnostics.log("jit", lambda: f"{plan.kind[0]}: dims {plan.dims()}" + (f" ({reason})" if reason else ""))
         program = traced.compile(self._tier, notes=plan.notes(reason))
         self._variants = (*self._variants, (plan, program))
         self._known.pop(sizes, None)
@@ -350,7 +351,6 @@ class Lowered:
     def __init__(self, traced: pipeline.Traced, tier: str):
         self._traced, self._tier = traced, tier
         self._program: CompiledProgram | None = None
-        self._text: str | None = None
 
     @property
     def graph(self) -> Any:
@@ -358,17 +358,11 @@ class Lowered:
         return self._traced.graph
 
     def as_text(self) -> str:
-        """The graph as text, a node a line, as it was before it was compiled."""
-        if self._text is None:
-            graph = self._traced.graph
-            lines = [f"input {value!r}" for value in graph.inputs]
-            lines += [f"{node!r}" for node in graph.nodes] + [f"output {value!r}" for value in graph.outputs]
-            self._text = "\n".join(lines)
-        return self._text
+        """The graph as text; compiling optimises it in place."""
+        return self._traced.as_text()
 
     def compile(self) -> CompiledProgram:
         """The program; the same one if called again."""
         if self._program is None:
-            self.as_text()
             self._program = self._traced.compile(self._tier)
         return self._program

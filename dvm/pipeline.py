@@ -8,11 +8,13 @@ import functools
 import inspect
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dvm import diagnostics, explain
 from dvm import dims as dim_declarations
 from dvm.dims import Dim
 from dvm.program import CompiledProgram
@@ -61,26 +63,43 @@ class Traced:
         from codegen import compile_graph
         from graph_kernel import passes
 
+        title, start = self.signature.title, time.perf_counter()
+        diagnostics.dump(title, 0, "graph", self.as_text)
         _stage("optimising the graph")
-        reports = passes.optimise(self.graph)
+        reports = passes.optimise(self.graph, verify=diagnostics.level() >= diagnostics.VERIFY_LEVEL)
+        diagnostics.log("passes", lambda: "\n".join(str(report) for report in reports if report.modified))
+        diagnostics.log("compile", lambda: f"{title}: passes {time.perf_counter() - start:.3f} s")
+        diagnostics.dump(title, 1, "optimised", self.as_text)
         _stage("generating code")
+        start = time.perf_counter()
         program = compile_graph(self.graph, dict(options or {}))
+        diagnostics.log("compile", lambda: f"{title}: code generation {time.perf_counter() - start:.3f} s")
         program.in_tree, program.out_tree = self.signature.to_data()
-        program.debug.setdefault("title", self.signature.title)
-        program.debug.setdefault("passes", [_report(r) for r in reports or ()])
+        if self.signature.form != "onnx":
+            named = zip(program.outputs, self.signature.results, strict=True)
+            program.outputs = tuple(replace(spec, name=name) for spec, name in named)
+        program.debug.setdefault("title", title)
+        program.debug.setdefault("passes", [_report(r) for r in reports if r.modified])
         if notes:
             program.debug["jit"] = list(notes)
         counters.add("compiles")
         counters.add("kernels", len(program.debug.get("kernels", ())))
-        _stage("preparing the machine")
         compiled = CompiledProgram(program, self.signature, tier)
+        diagnostics.log("fusion", lambda: explain.decisions(program))
+        diagnostics.log("symbol", lambda: "\n".join(compiled.constraints))
+        diagnostics.dump(title, 2, "instructions", compiled.disassemble)
+        _stage("preparing the machine")
         _ = compiled.executable  # so that work in the background starts now
         return compiled
 
+    def as_text(self) -> str:
+        """The graph as it is now, as text."""
+        from graph_kernel.text import to_text
 
-def _report(report: Any) -> Any:
-    if isinstance(report, Mapping):
-        return dict(report)
+        return to_text(self.graph)
+
+
+def _report(report: Any) -> dict[str, Any]:
     return {
         "name": report.name,
         "before": report.nodes_before,
@@ -117,7 +136,8 @@ def from_function(
     if constraints and symbols:
         avals, declared = constrained(avals, declared, constraints)
     flat_args, flat_kwargs = jax.tree_util.tree_unflatten(in_tree, avals)
-    traced = from_jaxpr.trace(fn, flat_args, flat_kwargs, dims=declared, name=title)
+    known: Any = declared  # every Dim in it has a name
+    traced = from_jaxpr.trace(fn, flat_args, flat_kwargs, dims=known, name=title)
     signature = Signature.of_function(title, names, in_tree, traced.out_tree)
     _finish(traced.graph, signature, constraints, symbols)
     return Traced(traced.graph, signature)
@@ -129,7 +149,7 @@ def from_closed_jaxpr(jaxpr: ClosedJaxpr, dims: Dims = None, constraints: Sequen
     from graph_kernel import from_jaxpr
 
     _stage("converting the jaxpr")
-    declared = dim_declarations.declared([getattr(aval, "shape", ()) for aval in jaxpr.in_avals], dims)
+    declared: Any = dim_declarations.declared([getattr(aval, "shape", ()) for aval in jaxpr.in_avals], dims)
     symbols = dim_declarations.symbol_names(dim for aval in jaxpr.in_avals for dim in getattr(aval, "shape", ()))
     graph = from_jaxpr.from_closed_jaxpr(jaxpr, dims=declared).graph
     names = [f"arg{i}" for i in range(len(graph.inputs))]

@@ -36,14 +36,11 @@ class CompiledProgram:
     works afterwards as before. Calls from several threads are safe.
     """
 
-    def __init__(
-        self, program: Program, signature: Signature | None = None, tier: str = "auto", notes: Iterable[str] = ()
-    ):
+    def __init__(self, program: Program, signature: Signature | None = None, tier: str = "auto"):
         if tier not in TIERS:
             raise InputError(f"unknown tier {tier!r}; there are {', '.join(TIERS)}")
         self._program = program
         self._tier = tier
-        self._notes = [str(note) for note in notes]
         self._lock = threading.Lock()
         self._executable: Any = None
         names = [spec.name for spec in program.inputs]
@@ -189,12 +186,13 @@ class CompiledProgram:
     @property
     def constraints(self) -> list[str]:
         """One line each: declared ranges, deduced relations with their cause, launch checks, and what ``dvm.jit`` kept fixed and why."""
-        lines = [_range_line(symbol) for symbol in self._program.symbols]
-        lines += [str(fact) for fact in self._program.debug.get("facts", ())]
-        lines += [
-            f"{check.message} [{check.origin}]" if check.origin else check.message for check in self._program.checks
-        ]
-        return list(dict.fromkeys(lines + [str(note) for note in self._program.debug.get("jit", ())] + self._notes))
+        debug = self._program.debug
+        lines = [str(line) for line in debug.get("constraints", ())]
+        if not lines:  # a stripped program knows its ranges and checks, not who deduced them
+            lines = [_range_line(symbol) for symbol in self._program.symbols]
+            for check in self._program.checks:
+                lines.append(f"at launch: {check.message}" + (f"  ({check.origin})" if check.origin else ""))
+        return list(dict.fromkeys([*lines, *map(str, debug.get("jit", ()))]))
 
     @property
     def kernels(self) -> tuple[explaining.Kernel, ...]:
@@ -256,7 +254,7 @@ def _range_line(symbol: Symbol) -> str:
     line = f"{symbol.min} <= {symbol.name}{upper}"
     if symbol.multiple_of > 1:
         line += f", {symbol.name} % {symbol.multiple_of} == {symbol.remainder}"
-    return line + (f" [{symbol.origin}]" if symbol.origin else "")
+    return line + (f"  ({symbol.origin})" if symbol.origin else "")
 
 
 # ---- arrays in and out

@@ -193,6 +193,7 @@ class Signature:
                 labels.append(f"argument {key}{' ' if path else ''}{path}")
         self.feeds = feeds  # one name per flat input, for ``run``
         self.labels = labels  # the same for messages
+        self.results = [f"out{path}" for path in paths(out)]  # one name per flat output
 
     @property
     def n_inputs(self) -> int:

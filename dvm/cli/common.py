@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dvm import diagnostics
 from vm.errors import DvmError, ProgramError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def guarded(ctx: click.Context, call: Callable[[click.Context], Any]) -> Any:
     except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt, BrokenPipeError):
         raise
     except Exception as error:
-        if debug_level() > 0:
+        if diagnostics.level() > 0:
             raise
         ours = not isinstance(error, (DvmError, OSError))
         text = one_line(error)
@@ -51,12 +51,6 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or type(error).__name__
-
-
-def debug_level() -> int:
-    """``DVM_DEBUG`` as a number; anything that is not one counts as 0."""
-    text = os.environ.get("DVM_DEBUG", "0")
-    return int(text) if text.isdigit() else 0
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,9 @@ from dvm.cli.inspect_command import describe
 from vm.errors import CompileError
 
 
-@click.command("compile", epilog="Example: dvm compile examples/softmax.onnx -o softmax.dvm --dim batch=1:64 --dim seq=1:8192")
+@click.command(
+    "compile", epilog="Example: dvm compile examples/softmax.onnx -o softmax.dvm --dim batch=1:64 --dim seq=1:8192"
+)
 @program_options
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: the model's name with .dvm."
