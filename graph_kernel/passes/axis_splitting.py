@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.passes.axis_maps import Classes, Map, respell, ties
 from graph_kernel.passes.base import Pass
+from graph_kernel.passes.liveness import remove_dead
 from graph_kernel.passes.regions import Region
 from graph_kernel.passes.reshape_groups import axis_groups, nontrivial
 
@@ -62,6 +63,7 @@ class AxisSplitting(Pass):
                     changed = True
         if changed:
             region.finish()
+            remove_dead(graph)
         return changed
 
 
@@ -201,16 +203,18 @@ def _gain(region: Region, plan: _Plan) -> int:
         if node.op != "reshape":
             continue
         shapes = [v.shape for v in (node.inputs[0], node.output)]
-        after = [_new_shape(v.shape, plan.members.get(v, set()), plan.parts) for v in (node.inputs[0], node.output)]
+        x, out = node.inputs[0], node.output
+        read = plan.members.get(x, set()) if _split_at_definition(plan, x) else set()  # else it reads x as it is
+        after = [_new_shape(x.shape, read, plan.parts), _new_shape(out.shape, plan.members.get(out, set()), plan.parts)]
         old, new = axis_groups(scope, *shapes), axis_groups(scope, *after)
         if old is None or new is None:
             return -1
         gain += _weight(node.inputs[0]) * (nontrivial(old) - nontrivial(new))
-    for value in plan.members:
+    for value, axes in plan.members.items():
         if not _split_at_definition(plan, value):
-            gain -= _weight(value)
+            gain -= len(axes) * _weight(value) * _needed_split(region, plan, value)
         elif _needed_whole(region, plan, value):
-            gain -= RESHAPE
+            gain -= len(axes) * RESHAPE
     return gain
 
 
@@ -225,6 +229,10 @@ def _split_at_definition(plan: _Plan, value: Value) -> bool:
     return value.producer is not None and plan.nodes.get(value.producer, False)
 
 
+def _needed_split(region: Region, plan: _Plan, value: Value) -> bool:
+    return any(plan.nodes[user] and user.op != "reshape" for user in region.users.get(value, ()))
+
+
 def _needed_whole(region: Region, plan: _Plan, value: Value) -> bool:
     return value in region.outputs or any(not plan.nodes[user] for user in region.users.get(value, ()))
 
@@ -235,18 +243,21 @@ def _apply(region: Region, plan: _Plan) -> None:
     old_shape = {v: v.shape for v in plan.members}
     # the definition of a value decides its form; the other form is a reshape of it
     split: dict[Value, Value] = {}
+    late: set[Value] = set()  # values whose definition stays as it is
     found = {node: _slot_axes(region, plan, node) for node, ok in plan.nodes.items() if ok}
     for value, axes in plan.members.items():
         if not _split_at_definition(plan, value):
+            late.add(value)
             shape = _new_shape(value.shape, axes, plan.parts)
-            split[value] = region.insert("reshape", (value,), {"shape": shape}, value.producer)
+            if _needed_split(region, plan, value):
+                split[value] = region.insert("reshape", (value,), {"shape": shape}, value.producer)
     for value, axes in plan.members.items():
-        if value not in split:
+        if value not in late:
             value.shape = _new_shape(value.shape, axes, plan.parts)
             split[value] = value
     whole: dict[Value, Value] = {}
     for value in plan.members:
-        if split[value] is value and _needed_whole(region, plan, value):
+        if value not in late and _needed_whole(region, plan, value):
             whole[value] = region.insert("reshape", (value,), {"shape": old_shape[value]}, value.producer)
             if value in region.outputs:
                 whole[value].name, value.name = value.name, whole[value].name
@@ -257,6 +268,9 @@ def _apply(region: Region, plan: _Plan) -> None:
         inputs = node.inputs
         if not ok:
             node.inputs = tuple(whole.get(v, v) for v in inputs)
+            continue
+        if node.op == "reshape" and inputs[0] in late:
+            node.attrs = {"shape": node.output.shape}
             continue
         axes = found[node]
         ranks = [len(old_shape.get(v, v.shape)) for v in (*inputs, *node.outputs)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from graph_kernel.ir import NO_ORIGIN, Graph, Node, Origin, Value
+from graph_kernel.passes.liveness import remove_dead
 from vm.errors import CompileError
 
 Rule = Callable[["Rewriter", Node], "Value | tuple[Value, ...] | None"]
@@ -75,7 +76,7 @@ class Rewriter:
     """One sweep over a graph that replaces nodes by what rules return.
 
     Rules see nodes whose inputs are already rewritten. They make nodes with ``add`` (which applies the rules to the new
-    node too) and must look before they make: a made node that is not used stays until dead-code elimination.
+    node too) and must look before they make.
     """
 
     def __init__(self, graph: Graph, rules: Rules, notes: Counter[str] | None = None, options: Any = None) -> None:
@@ -105,6 +106,8 @@ class Rewriter:
             self._place(node)
         self.graph.nodes = self.nodes
         self.graph.outputs = [self._map.get(v, v) for v in self.graph.outputs]
+        if self.changed:
+            remove_dead(self.graph)
         return self.changed
 
     def add(self, op: str, *inputs: Value, **attrs: Any) -> Value:

@@ -11,7 +11,7 @@ import numpy as np
 
 from graph_kernel.ir import Graph, Value
 from graph_kernel.passes.base import Pass
-from graph_kernel.passes.dce import defined_symbols
+from graph_kernel.passes.liveness import defined_symbols
 
 _SAMPLES = 32
 COMMUTATIVE = frozenset({"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne"})

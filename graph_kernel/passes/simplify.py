@@ -176,6 +176,18 @@ def idempotent_binary(rw: Rewriter, node: Node) -> Value | None:
     return x if x is y else None
 
 
+def extreme_identity(rw: Rewriter, node: Node) -> Value | None:
+    """max(x, -inf), min(x, inf) and their integer forms -> x; a NaN stays one."""
+    for x, y in (node.inputs, node.inputs[::-1]):
+        c = splat(y)
+        if c is None or c.dtype == np.bool_:
+            continue
+        bound = np.inf if is_float(c.dtype) else np.iinfo(c.dtype).max if node.op == "min" else np.iinfo(c.dtype).min
+        if bool(c == (-np.inf if is_float(c.dtype) and node.op == "max" else bound)):
+            return x
+    return None
+
+
 def logic_constant(rw: Rewriter, node: Node) -> Value | None:
     """and/or with all bits set or clear."""
     for x, y in (node.inputs, node.inputs[::-1]):
@@ -301,8 +313,8 @@ class Simplify(RulePass):
         "ceil": (integer_rounding,),
         "round": (integer_rounding,),
         "trunc": (integer_rounding,),
-        "max": (idempotent_binary,),
-        "min": (idempotent_binary,),
+        "max": (idempotent_binary, extreme_identity),
+        "min": (idempotent_binary, extreme_identity),
         "and": (idempotent_binary, logic_constant),
         "or": (idempotent_binary, logic_constant),
         "xor": (xor_zero,),

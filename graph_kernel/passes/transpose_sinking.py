@@ -17,6 +17,7 @@ from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.passes.axis_maps import Map, identity_map, respell
 from graph_kernel.passes.base import Pass
 from graph_kernel.passes.match import ELEMENTWISE, REDUCES, SCANS, inverse, is_identity
+from graph_kernel.passes.liveness import remove_dead
 from graph_kernel.passes.regions import Region
 
 Perm = tuple[int, ...]
@@ -53,6 +54,7 @@ class TransposeSinking(Pass):
                 changed = True
         if changed:
             region.finish()
+            remove_dead(graph)
         return changed
 
 
