@@ -1,0 +1,445 @@
+"""From a fused graph to a ``Program``: buffers, steps, templates, integer code, launch checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen import local_memory
+from codegen.assemble import Assembled, assemble
+from codegen.lower import Lowering
+from graph_kernel.fusion import fuse as fusion
+from graph_kernel.fusion.fuse import Group, Plan
+from graph_kernel.ir import Graph, Node, Value
+from symbolic import Dim, Expr, ceildiv, lower, lower_relation, numel, solve
+from vm import intcode
+from vm.chip import Chip
+from vm.errors import CompileError, UnsupportedOp
+from vm.intcode import Builder, Reg
+from vm.program import (
+    INPUT,
+    LANES,
+    OUTPUT,
+    PINNED,
+    TEMP,
+    Buffer,
+    Check,
+    CondStep,
+    ForStep,
+    HostStep,
+    KernelStep,
+    Program,
+    Step,
+    Symbol,
+    Template,
+    TensorSpec,
+    WhileStep,
+)
+
+
+class ProgramBuilder:
+    """Builds one program. ``emit`` handles a graph and is used again for branches and bodies."""
+
+    def __init__(self, graph: Graph, chip: Chip, fused: bool = True) -> None:
+        self.graph, self.scope, self.chip, self.fused = graph, graph.scope, chip, fused
+        dims = [(v.name, axis, d) for v in graph.inputs for axis, d in enumerate(v.shape)]
+        self.solution = solve(self.scope, dims)
+        self.symbols = [name for name, _ in self.solution.steps]
+        self.code = Builder(len(self.symbols))
+        self.env = {name: i for i, name in enumerate(self.symbols)}
+        self.templates: list[Template] = []
+        self.template_index: dict[tuple, int] = {}
+        self.buffers: list[Buffer] = []
+        self.constants: list[np.ndarray] = []
+        self.constant_index: dict[tuple, int] = {}
+        self.arena_top: dict[tuple[int, int], Reg] = {}
+        self.free: dict[tuple[int, Reg], list[Reg]] = {}
+        self.kernels: list[dict[str, Any]] = []
+        self.cuts: list[dict[str, str]] = []
+        self.merges: list[dict[str, str]] = []
+        self.depth = 0
+
+    # --- integers -----------------------------------------------------------------------------------------------------------------
+    def reg(self, dim: Dim) -> Reg:
+        """The register with a dim's value."""
+        return lower(dim, self.code, self.env)
+
+    def regs(self, dims: Sequence[Dim]) -> tuple[Reg, ...]:
+        return tuple(self.reg(d) for d in dims)
+
+    # --- buffers ------------------------------------------------------------------------------------------------------------------
+    def buffer(self, value: Value, space: int, **links: Any) -> int:
+        """A new buffer of a value's size in an arena (or pinned)."""
+        items = value.dtype.itemsize // min(8, value.dtype.itemsize)
+        elements = self.reg(numel(value.shape))
+        offset = None
+        if space != PINNED:
+            rows = self.reg(ceildiv(numel(value.shape) * items, LANES))
+            offset = self._place(space, min(8, value.dtype.itemsize), rows)
+        self.buffers.append(Buffer(space, value.dtype.name, elements, offset, self.regs(value.shape), name=value.name, **links))
+        return len(self.buffers) - 1
+
+    def _place(self, space: int, item: int, rows: Reg) -> Reg:
+        free = self.free.get((item, rows)) if space == TEMP else None
+        if free:
+            return free.pop()
+        top = self.arena_top.get((space, item), self.code.const(0))
+        self.arena_top[space, item] = self.code.op(intcode.ADD, top, rows)
+        return top
+
+    def release(self, buffer: int) -> None:
+        """Lets a later temporary of the same size have the memory of one that is dead."""
+        b = self.buffers[buffer]
+        if b.space == TEMP and b.offset is not None:
+            value_rows = self._rows_of(b)
+            self.free.setdefault((min(8, np.dtype(_dtype(b.dtype)).itemsize), value_rows), []).append(b.offset)
+
+    def _rows_of(self, b: Buffer) -> Reg:
+        total = self.code.op(intcode.ADD, b.elements, self.code.const(LANES - 1))
+        return self.code.op(intcode.FLOORDIV, total, self.code.const(LANES))
+
+    def constant(self, node: Node) -> int:
+        """The pinned buffer of a constant; equal constants share one."""
+        array = np.ascontiguousarray(node.attrs["value"]).astype(node.output.dtype, copy=False)
+        key = (array.dtype.name, array.shape, array.tobytes())
+        if key not in self.constant_index:
+            self.constants.append(array)
+            self.constant_index[key] = self.buffer(node.output, PINNED, constant=len(self.constants) - 1)
+        return self.constant_index[key]
+
+    # --- graphs -------------------------------------------------------------------------------------------------------------------
+    def emit(self, graph: Graph, bound: dict[Value, int], targets: Sequence[int | None]) -> tuple[list[Step], list[int]]:
+        """Steps of a graph whose inputs are in the buffers ``bound``; its results go to ``targets`` (None: to an output of the
+        program). Returns the steps and the buffers of the results."""
+        _own_outputs(graph)
+        plan = fusion.fuse(graph, self.fused)
+        self.merges += plan.merges
+        self.cuts += plan.cuts
+        buffers = dict(bound)
+        results = self._claim_results(graph, plan, buffers, targets)
+        last = self._last_uses(plan)
+        steps: list[Step] = []
+        for i, step in enumerate(plan.steps):
+            for value in step.outputs:
+                if value in plan.stored and value not in buffers:
+                    buffers[value] = self.buffer(value, TEMP)
+            if isinstance(step, Group):
+                steps.append(self.kernel(step, plan, buffers))
+            else:
+                steps += self.alone(step, plan, buffers)
+            if self.depth == 0:
+                for value in last.get(i, ()):
+                    if value in buffers and value not in bound:
+                        self.release(buffers[value])
+        return steps, results
+
+    def _claim_results(self, graph: Graph, plan: Plan, buffers: dict[Value, int], targets: Sequence[int | None]) -> list[int]:
+        out = []
+        for k, (value, target) in enumerate(zip(graph.outputs, targets, strict=True)):
+            root = value
+            while root in plan.aliases:
+                root = plan.aliases[root]
+            if target is None:
+                target = self.buffer(root, OUTPUT, output=k)
+            assert root not in buffers
+            buffers[root] = target
+            out.append(target)
+        return out
+
+    def _last_uses(self, plan: Plan) -> dict[int, list[Value]]:
+        """Stored values by the step after which nothing reads them."""
+        last: dict[Value, int] = {}
+        for i, step in enumerate(plan.steps):
+            if isinstance(step, Group):
+                assert step.axes is not None
+                used = [m.source for m in step.axes.loads.values()] + [v for n in step.axes.computed for v in n.inputs] + step.outputs
+            else:
+                used = [*step.inputs, *step.outputs]
+            for value in used:
+                while value in plan.aliases:
+                    value = plan.aliases[value]
+                if value in plan.stored and (value.producer is not None):
+                    last[value] = i
+        for value in self._kept(plan):
+            last.pop(value, None)
+        out: dict[int, list[Value]] = {}
+        for value, i in last.items():
+            if value not in self._constants_of(plan):
+                out.setdefault(i, []).append(value)
+        return out
+
+    def _kept(self, plan: Plan) -> list[Value]:
+        return []
+
+    def _constants_of(self, plan: Plan) -> set[Value]:
+        return {v for v in plan.stored if v.producer is not None and v.producer.op == "constant"}
+
+    def find(self, value: Value, plan: Plan, buffers: dict[Value, int]) -> int:
+        """The buffer of a stored value, an alias, or a constant."""
+        found = buffers.get(value)
+        if found is not None:
+            return found
+        if value in plan.aliases:
+            source = self.find(plan.aliases[value], plan, buffers)
+            b = self.buffers[source]
+            self.buffers.append(
+                Buffer(b.space, b.dtype, b.elements, b.offset, self.regs(value.shape), b.constant, b.input, None, value.name)
+            )
+            buffers[value] = len(self.buffers) - 1
+            return buffers[value]
+        if value.producer is not None and value.producer.op == "constant":
+            buffers[value] = self.constant(value.producer)
+            return buffers[value]
+        raise AssertionError(f"{value!r} has no buffer")
+
+    def kernel(self, group: Group, plan: Plan, buffers: dict[Value, int]) -> KernelStep:
+        """Code of one group as a step."""
+        assert group.axes is not None and group.layout is not None
+        stored = {v for v in plan.stored if v not in {o for n in group.axes.computed for o in n.outputs}}
+        lowering = Lowering(group.axes, group.layout, group.outputs, stored, self.scope)
+        body = lowering.run()
+        used = local_memory.plan(body, group.layout.loops, self.chip)
+        ops = [n.op for n in group.axes.computed if n.op not in ("constant", "broadcast", "iota", "dim")]
+        name = _kernel_name(group)
+        code = assemble(body, name)
+        number = self.template(code)
+        step = KernelStep(
+            number, self.regs(code.params), tuple(self.find(v, plan, buffers) for v in code.buffers), f"{name}_{len(self.kernels)}"
+        )
+        self.kernels.append(
+            {
+                "name": step.name,
+                "template": number,
+                "ops": ops,
+                "origin": list(dict.fromkeys(str(n.origin) for n in group.nodes if str(n.origin))),
+                "outputs": [f"{v.name}: {v.dtype}[{', '.join(map(str, v.shape))}]" for v in group.outputs],
+                "loops": [
+                    f"{'reduce' if x.stage else 'parallel'} {x.extent} in tiles of {x.tile}" for x in group.layout.loops
+                ],
+                "local_bytes": used,
+            }
+        )
+        return step
+
+    def template(self, code: Assembled) -> int:
+        """The number of a template; equal ones are stored once."""
+        t = code.template
+        key = (t.words.tobytes(), t.patches, t.relocs, t.n_params, t.n_buffers)
+        if key not in self.template_index:
+            self.template_index[key] = len(self.templates)
+            self.templates.append(t)
+        return self.template_index[key]
+
+    # --- host and control -----------------------------------------------------------------------------------------------------------
+    def alone(self, node: Node, plan: Plan, buffers: dict[Value, int]) -> list[Step]:
+        """Steps of a node that is no kernel."""
+        inputs = [self.find(v, plan, buffers) for v in node.inputs]
+        outputs = [buffers[v] if v in buffers else self.buffer(v, TEMP) for v in node.outputs]
+        for value, b in zip(node.outputs, outputs, strict=True):
+            buffers[value] = b
+        method = {"cond": self._cond, "while": self._while, "scan": self._scan}.get(node.op)
+        if method is not None:
+            self.depth += 1
+            steps = method(node, inputs, outputs)
+            self.depth -= 1
+            return steps
+        return [HostStep(_host_name(node), self._attrs(node), tuple(inputs), tuple(outputs))]
+
+    def _attrs(self, node: Node) -> dict[str, Any]:
+        return {k: self._plain(v) for k, v in node.attrs.items()}
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, Expr):
+            return {"reg": self.reg(value)}
+        if isinstance(value, (tuple, list)):
+            return [self._plain(v) for v in value]
+        if isinstance(value, Mapping):
+            return {k: self._plain(v) for k, v in value.items()}
+        if isinstance(value, np.dtype):
+            return value.name
+        if isinstance(value, np.generic):
+            return value.item()
+        return value
+
+    def copy(self, value: Value, source: int, target: int) -> list[Step]:
+        """Copies one buffer into another through a kernel."""
+        graph = Graph(self.scope, name="copy")
+        x = graph.add_input(value.shape, value.dtype, value.name)
+        graph.outputs = [x]
+        return self.emit(graph, {x: source}, [target])[0]
+
+    def _cond(self, node: Node, inputs: list[int], outputs: list[int]) -> list[Step]:
+        branches = []
+        for branch in node.attrs["branches"]:
+            bound = dict(zip(branch.inputs, inputs[1:], strict=True))
+            branches.append(tuple(self.emit(branch, bound, outputs)[0]))
+        return [CondStep(inputs[0], tuple(branches))]
+
+    def _while(self, node: Node, inputs: list[int], outputs: list[int]) -> list[Step]:
+        nc, nb = node.attrs["cond_consts"], node.attrs["body_consts"]
+        cond, body = node.attrs["cond_graph"], node.attrs["body_graph"]
+        steps: list[Step] = []
+        for value, source, target in zip(node.outputs, inputs[nc + nb :], outputs, strict=True):
+            steps += self.copy(value, source, target)
+        predicate = self.buffer(cond.outputs[0], TEMP)
+        test, _ = self.emit(cond, dict(zip(cond.inputs, [*inputs[:nc], *outputs], strict=True)), [predicate])
+        fresh = [self.buffer(v, TEMP) for v in node.outputs]
+        run, _ = self.emit(body, dict(zip(body.inputs, [*inputs[nc : nc + nb], *outputs], strict=True)), fresh)
+        for value, source, target in zip(node.outputs, fresh, outputs, strict=True):
+            run += self.copy(value, source, target)
+        return [*steps, WhileStep(tuple(test), predicate, tuple(run))]
+
+    def _scan(self, node: Node, inputs: list[int], outputs: list[int]) -> list[Step]:
+        n_consts, n_carry, body = node.attrs["num_consts"], node.attrs["num_carry"], node.attrs["body"]
+        length = node.attrs["length"]
+        consts, first, xs = inputs[:n_consts], inputs[n_consts : n_consts + n_carry], inputs[n_consts + n_carry :]
+        steps: list[Step] = []
+        for value, source, target in zip(node.outputs[:n_carry], first, outputs[:n_carry], strict=True):
+            steps += self.copy(value, source, target)
+        counter = self.buffer(Value((), np.dtype(np.int32), "i"), TEMP)
+        run: list[Step] = []
+        rows = []
+        for k, source in enumerate(xs):
+            x, row = node.inputs[n_consts + n_carry + k], body.inputs[n_consts + n_carry + k]
+            rows.append(self.buffer(row, TEMP))
+            run += self._row(x, row, source, counter, rows[-1])
+        fresh = [self.buffer(v, TEMP) for v in body.outputs]
+        carry = list(outputs[:n_carry])
+        run += self.emit(body, dict(zip(body.inputs, [*consts, *carry, *rows], strict=True)), fresh)[0]
+        for value, source, target in zip(node.outputs[:n_carry], fresh, carry, strict=False):
+            run += self.copy(value, source, target)
+        for value, row, source, target in zip(
+            node.outputs[n_carry:], body.outputs[n_carry:], fresh[n_carry:], outputs[n_carry:], strict=True
+        ):
+            run += self._put_row(value, row, source, counter, target)
+        return [*steps, ForStep(self.reg(length), counter, tuple(run), bool(node.attrs["reverse"]))]
+
+    def _row(self, x: Value, row: Value, source: int, counter: int, target: int) -> list[Step]:
+        """``row = x[i]``."""
+        graph = Graph(self.scope, name="row")
+        a, i = graph.add_input(x.shape, x.dtype, "x"), graph.add_input((), np.int32, "i")
+        zero = graph.constant(0, np.int32)
+        piece = graph.add("dynamic_slice", a, i, *[zero] * (x.rank - 1), sizes=(1, *x.shape[1:]))
+        graph.outputs = [graph.add("reshape", piece, shape=row.shape)]
+        return self.emit(graph, {a: source, i: counter}, [target])[0]
+
+    def _put_row(self, value: Value, row: Value, source: int, counter: int, target: int) -> list[Step]:
+        """``value[i] = row``, in place."""
+        graph = Graph(self.scope, name="put_row")
+        a, r = graph.add_input(value.shape, value.dtype, "y"), graph.add_input(row.shape, row.dtype, "row")
+        i, zero = graph.add_input((), np.int32, "i"), graph.constant(0, np.int32)
+        update = graph.add("reshape", r, shape=(1, *row.shape))
+        graph.outputs = [graph.add("dynamic_update_slice", a, update, i, *[zero] * (value.rank - 1))]
+        return self.emit(graph, {a: target, r: source, i: counter}, [target])[0]
+
+    # --- the program ----------------------------------------------------------------------------------------------------------------
+    def build(self) -> Program:
+        """The whole program."""
+        graph = self.graph
+        bound: dict[Value, int] = {}
+        for k, value in enumerate(graph.inputs):
+            fixed = all(isinstance(d, int) for d in value.shape)
+            bound[value] = self.buffer(value, PINNED if fixed else INPUT, input=k)
+        outputs = list(graph.outputs)
+        steps, _ = self.emit(graph, bound, [None] * len(outputs))
+        checks = tuple(
+            Check(lower_relation(c.rel, self.code, self.env), c.message or f"{c.rel} does not hold", c.origin) for c in self.scope.checks
+        )
+        inputs = tuple(self.spec(v) for v in graph.inputs)
+        outs = tuple(self.spec(v) for v in outputs)
+        solve_code, solved = self._solve_code()
+        return Program(
+            symbols=tuple(self._symbol(name) for name in self.symbols),
+            inputs=inputs,
+            outputs=outs,
+            solve=solve_code,
+            solved=solved,
+            code=self.code.finish(),
+            checks=checks,
+            templates=tuple(self.templates),
+            buffers=tuple(self.buffers),
+            steps=tuple(steps),
+            constants=tuple(self.constants),
+            arena_rows=dict(sorted(self.arena_top.items())),
+            chip=self.chip.name,
+            debug={
+                "kernels": self.kernels,
+                "merges": self.merges,
+                "cuts": self.cuts,
+                "constraints": list(self.scope.constraints),
+                "facts": [str(f) for f in self.scope.facts],
+                "checks": [str(c) for c in self.scope.checks],
+            },
+        )
+
+    def spec(self, value: Value) -> TensorSpec:
+        return TensorSpec(value.name, value.dtype.name, self.regs(value.shape), tuple(map(str, value.shape)))
+
+    def _symbol(self, name: str) -> Symbol:
+        info = self.scope.symbols[name]
+        return Symbol(name, info.min, info.max, info.multiple_of, info.remainder, info.origin)
+
+    def _solve_code(self) -> tuple[intcode.IntCode, tuple[Reg, ...]]:
+        sizes = [d for v in self.graph.inputs for d in v.shape]
+        builder = Builder(len(sizes))
+        env = {f"@{i}": i for i in range(len(sizes))}
+        solved = tuple(lower(dim, builder, env) for _, dim in self.solution.steps)
+        return builder.finish(), solved
+
+
+def _dtype(name: str) -> np.dtype:
+    from vm.isa import DTYPES
+
+    for d in DTYPES:
+        if d.name == name:
+            return d
+    return np.dtype(name)
+
+
+def _own_outputs(graph: Graph) -> None:
+    """Gives every result memory of its own: inputs, constants and repeated results are copied by a reshape to their own shape."""
+    seen: set[Value] = set()
+    for k, value in enumerate(graph.outputs):
+        root = value
+        while root.producer is not None and root.producer.op == "reshape":
+            root = root.producer.inputs[0]
+        borrowed = root.producer is None or root.producer.op == "constant" or root in seen or root in graph.outputs[:k] or (
+            root is not value and root in graph.outputs
+        )
+        if borrowed:
+            node = graph.make_node("reshape", [value], {"shape": value.shape})
+            node.attrs["copy"] = True
+            graph.nodes.append(node)
+            graph.outputs[k] = node.output
+            node.output.name = value.name
+        seen.add(root)
+
+
+def _kernel_name(group: Group) -> str:
+    heavy = [n.op for n in group.nodes if n.op == "dot" or n.op.startswith("reduce_")]
+    names = list(dict.fromkeys(heavy or [n.op for n in group.nodes]))
+    return "_".join(names[:4])
+
+
+def _host_name(node: Node) -> str:
+    from graph_kernel.ops import OPS
+
+    return OPS[node.op].host or node.op
+
+
+def compile_graph(graph: Graph, options: Mapping[str, Any] | None = None) -> Program:
+    """Compiles an optimised graph. Options: ``chip`` (a name in configs/npu or a path), ``fusion`` (False: one kernel a node).
+
+    Raises ``CompileError`` where a node has neither a kernel form nor a host function.
+    """
+    options = dict(options or {})
+    chip = Chip.load(options.get("chip", "910B1"))
+    try:
+        return ProgramBuilder(graph, chip, bool(options.get("fusion", True))).build()
+    except fusion.Refusal as refusal:
+        raise CompileError(f"an operation has no kernel form: {refusal}") from refusal
+
+
+__all__ = ["ProgramBuilder", "UnsupportedOp", "compile_graph"]

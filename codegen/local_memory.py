@@ -1,0 +1,114 @@
+"""Chip tile sizes and the local-memory plan of a kernel: liveness and first-fit within each memory's real capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from codegen.tileir import VInsn, VLoop, VTile, walk
+from graph_kernel.fusion.axes import Refusal
+from graph_kernel.fusion.layout import LoopAxis
+from vm import isa
+from vm.chip import Chip
+
+ALIGN = 32  # bytes, the unified buffer's block
+VECTOR_SPAN, VECTOR_ROWS = 512, 4096
+CUBE_SPAN, CUBE_ROWS = 128, 64
+
+
+@dataclass
+class Interval:
+    """A tile and the positions of its first definition and last use."""
+
+    tile: VTile
+    first: int
+    last: int
+
+
+def tile_bytes(tile: VTile, loops: list[LoopAxis]) -> int:
+    """Bytes of a tile at the loops' chip tile sizes, rounded up to blocks."""
+    n = tile.dtype.itemsize
+    for d in tile.dims:
+        size = loops[d.loop].tile if d.loop >= 0 else d.size
+        assert isinstance(size, int)
+        n *= max(size, 1)
+    return -(-n // ALIGN) * ALIGN
+
+
+def intervals(body: list[VInsn | VLoop]) -> list[Interval]:
+    """Live intervals over a linear numbering; a tile from outside a loop that is used in it lives to the loop's end."""
+    found: dict[VTile, Interval] = {}
+    clock = 0
+
+    def visit(items: list[VInsn | VLoop]) -> Iterator[None]:
+        nonlocal clock
+        for item in items:
+            clock += 1
+            if isinstance(item, VLoop):
+                begin = clock
+                yield from visit(item.body)
+                clock += 1
+                for live in found.values():
+                    if live.first < begin <= live.last:
+                        live.last = clock
+                continue
+            for tile in item.tiles():
+                live = found.get(tile)
+                if live is None:
+                    found[tile] = Interval(tile, clock, clock)
+                else:
+                    live.last = clock
+        yield
+
+    for _ in visit(body):
+        pass
+    return sorted(found.values(), key=lambda live: live.first)
+
+
+def assign(live: list[Interval], loops: list[LoopAxis], capacity: dict[isa.Space, int]) -> bool:
+    """Gives every tile an address; False if a memory overflows."""
+    active: dict[isa.Space, list[tuple[int, int, int]]] = {s: [] for s in capacity}  # (address, end, last use)
+    for item in live:
+        space = item.tile.space
+        size = tile_bytes(item.tile, loops)
+        blocks = sorted(b for b in active[space] if b[2] >= item.first)
+        address = 0
+        for begin, end, _ in blocks:
+            if begin - address >= size:
+                break
+            address = max(address, end)
+        if address + size > capacity[space]:
+            return False
+        item.tile.address = address
+        blocks.append((address, address + size, item.last))
+        active[space] = blocks
+    return True
+
+
+def plan(body: list[VInsn | VLoop], loops: list[LoopAxis], chip: Chip) -> int:
+    """Chooses the loops' chip tiles and all addresses; returns the bytes of unified buffer used.
+
+    Tiles grow by doubling, innermost loops first, while everything fits. Raises ``Refusal`` if not even single elements fit.
+    """
+    live = intervals(body)
+    capacity = {isa.Space.UB: chip.ub_bytes - chip.ub_reserved_bytes, isa.Space.L1: chip.l1_bytes, isa.Space.L0C: chip.l0c_bytes}
+    cube = any(isinstance(item, VInsn) and item.name == "mmad" for item in walk(body))
+    for loop in loops:
+        loop.tile = 1
+    if not assign(live, loops, capacity):
+        raise Refusal("one element of every loop does not fit in local memory")
+    parallel, stages = [x for x in loops if not x.stage], [x for x in loops if x.stage]
+    if cube:
+        growth = [(x, CUBE_SPAN) for x in parallel[-1:] + stages] + [(x, CUBE_ROWS) for x in parallel[-2:-1]]
+    else:
+        growth = [(x, VECTOR_SPAN) for x in parallel[-1:] + stages] + [(x, VECTOR_ROWS) for x in parallel]
+    for loop, limit in growth:
+        top = min(limit, loop.extent) if isinstance(loop.extent, int) else limit
+        while loop.tile < top:
+            old = loop.tile
+            loop.tile = min(top, old * 2)
+            if not assign(live, loops, capacity):
+                loop.tile = old
+                break
+    assign(live, loops, capacity)
+    return max((item.tile.address + tile_bytes(item.tile, loops) for item in live if item.tile.space == isa.Space.UB), default=0)

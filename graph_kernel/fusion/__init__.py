@@ -1,0 +1,1 @@
+"""Fusion: which nodes form one kernel, decided from proved shape relations."""

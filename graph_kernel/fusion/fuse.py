@@ -1,0 +1,588 @@
+"""Which nodes form one kernel: greedy merging of groups, in the order attention, elementwise, reduce, post-reduce, matmul epilogue.
+
+Data movement, generators (iota, constants, dims) and cheap predicates over them belong to no group: every group that needs them carries
+its own copy, where they become index maps and immediates. A merge is legal if the merged nodes have one loop structure
+(``layout.plan``) and the graph of groups stays acyclic. Every merge and every refusal is recorded with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from graph_kernel.fusion.axes import ARG, CUMULATIVE, REDUCTIONS, Axes, Refusal, find_axes
+from graph_kernel.fusion.layout import Layout, plan
+from graph_kernel.fusion.views import VIEW_OPS
+from graph_kernel.ir import Graph, Node, Value
+from graph_kernel.ops import OPS
+from graph_kernel.ops.base import Pattern, on_chip
+
+FREE_OPS = VIEW_OPS | {"broadcast", "iota", "constant", "dim"}
+GENERATORS = frozenset(("iota", "constant", "dim"))
+EXPENSIVE = frozenset(
+    "exp exp2 log log1p expm1 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erf_inv logistic pow atan2 cbrt".split()
+)
+MAX_GROUP = 64  # nodes of one kernel
+
+
+@dataclass(eq=False)
+class Group:
+    """Nodes of one kernel, the values it stores, and (once final) its axes and loops."""
+
+    id: int
+    nodes: list[Node]
+    outputs: list[Value] = field(default_factory=list)
+    axes: Axes | None = None
+    layout: Layout | None = None
+
+    def has(self, ops: Iterable[str]) -> bool:
+        """Whether a node of the group is one of ``ops``."""
+        return any(n.op in ops for n in self.nodes)
+
+
+@dataclass
+class Plan:
+    """The result: steps in order (groups and nodes left to the host or to control flow), stored values, aliases, and the record."""
+
+    steps: list[Group | Node]
+    stored: set[Value]
+    aliases: dict[Value, Value]  # value -> the stored value whose memory it is, in another shape
+    merges: list[dict[str, str]]
+    cuts: list[dict[str, str]]
+
+
+class Fuser:
+    """Fuses one graph (not its sub-graphs)."""
+
+    def __init__(self, graph: Graph, enabled: bool = True) -> None:
+        self.graph, self.scope, self.enabled = graph, graph.scope, enabled
+        self.position = {n: i for i, n in enumerate(graph.nodes)}
+        self.users = graph.users()
+        self.forced: dict[Value, None] = {}
+        self.aliases: dict[Value, Value] = {}
+        self.group_of: dict[Node, Group] = {}
+        self.alone: dict[Node, None] = {}  # host and control nodes
+        self.merges: list[dict[str, str]] = []
+        self.cuts: list[dict[str, str]] = []
+        self.free = self._free_nodes()
+        self.constants = {
+            n.output for n in graph.nodes if n.op == "constant" and np.asarray(n.attrs["value"]).size != 1
+        }
+        self.tried: dict[tuple[int, int], str] = {}
+        self.count = 0
+
+    # --- classes of nodes ---------------------------------------------------------------------------------------------------------
+    def _free_nodes(self) -> set[Node]:
+        """Nodes that every consumer carries for itself."""
+        free: set[Node] = set()
+        generated: set[Value] = set()
+        for node in self.graph.nodes:
+            from_generators = bool(node.inputs) and all(v in generated for v in node.inputs)
+            if node.op in FREE_OPS:
+                free.add(node)
+                scalar = node.op != "constant" or np.asarray(node.attrs["value"]).size == 1
+                if (node.op in GENERATORS and scalar) or (from_generators and node.op in ("broadcast", "reshape", "transpose")):
+                    generated.update(node.outputs)
+            elif from_generators and OPS[node.op].pattern is Pattern.ELEMENTWISE and node.op not in EXPENSIVE and self._chip(node):
+                free.add(node)
+                generated.update(node.outputs)
+        return free
+
+    def _chip(self, node: Node) -> bool:
+        dtypes = [v.dtype for v in (*node.inputs, *node.outputs)]
+        return OPS[node.op].pattern is not Pattern.CONTROL and on_chip(node.op, dtypes)
+
+    # --- closures -----------------------------------------------------------------------------------------------------------------
+    def closure(self, nodes: Iterable[Node]) -> list[Node]:
+        """The nodes with the free nodes they need, in graph order."""
+        found: dict[Node, None] = {}
+        stack = list(nodes)
+        while stack:
+            node = stack.pop()
+            if node in found:
+                continue
+            found[node] = None
+            for value in node.inputs:
+                producer = value.producer
+                if producer is None or producer in found or value in self.forced:
+                    continue
+                if producer in self.free:
+                    stack.append(producer)
+        return sorted(found, key=self.position.__getitem__)
+
+    def outside(self, nodes: list[Node]) -> set[Value]:
+        """Values that a kernel of ``nodes`` may load: whatever it needs and does not make."""
+        inside = {v for n in nodes for v in n.outputs}
+        out = {v for n in nodes for v in n.inputs if v not in inside}
+        out |= {v for n in nodes for v in n.outputs if v in self.constants}
+        return out
+
+    def stored_outputs(self, members: dict[Node, None]) -> list[Value]:
+        """Values of ``members`` that something else reads."""
+        outputs = set(self.graph.outputs)
+        found = []
+        for node in members:
+            for value in node.outputs:
+                if value in outputs or value in self.forced or self._read_outside(value, members):
+                    found.append(value)
+        return found
+
+    def _read_outside(self, value: Value, members: dict[Node, None]) -> bool:
+        """Whether a node outside ``members`` reads the value, directly or through free nodes."""
+        stack, seen = [value], {value}
+        while stack:
+            for user in self.users.get(stack.pop(), ()):
+                if user in members:
+                    continue
+                if user not in self.free:
+                    return True
+                out = user.outputs[0]
+                if out in self.forced or out in self._graph_outputs:
+                    return True
+                if out not in seen:
+                    seen.add(out)
+                    stack.append(out)
+        return False
+
+    @property
+    def _graph_outputs(self) -> set[Value]:
+        return set(self.graph.outputs)
+
+    def analyse(self, members: Iterable[Node]) -> tuple[list[Value], Axes, Layout]:
+        """Axes and loops of a group of nodes; raises ``Refusal``."""
+        chosen = dict.fromkeys(sorted(members, key=self.position.__getitem__))
+        nodes = self.closure(chosen)
+        outputs = self.stored_outputs(chosen) or [list(chosen)[-1].outputs[0]]
+        axes = find_axes(nodes, self.outside(nodes), self.scope)
+        return outputs, axes, plan(nodes, axes, outputs, self.scope)
+
+    # --- single nodes ---------------------------------------------------------------------------------------------------------------
+    def seed(self) -> None:
+        """One group a node; what cannot be a kernel goes to the host, with its operands stored."""
+        for node in self.graph.nodes:
+            if node in self.free:
+                continue
+            if not self._chip(node):
+                self.alone[node] = None
+                for value in node.inputs:
+                    self.force(value)
+                continue
+            self._seed_one(node)
+        for value in self.graph.outputs:
+            self.force(value)
+        for sub in self._captured():
+            self.force(sub)
+
+    def _captured(self) -> Iterable[Value]:
+        return ()
+
+    def _seed_one(self, node: Node) -> None:
+        for attempt in range(len(node.inputs) + 1):
+            try:
+                self.analyse([node])
+                break
+            except Refusal as refusal:
+                reason = str(refusal)
+                view = next((v for v in node.inputs if v.producer in self.free and self._movable(v)), None)
+                if view is None:
+                    if not OPS[node.op].host and node.op not in CUMULATIVE:
+                        raise
+                    self.alone[node] = None
+                    for value in node.inputs:
+                        self.force(value)
+                    self.cuts.append(_cut(node, node, node.output, f"runs on the host: {reason}"))
+                    return
+                self.cuts.append(_cut(view.producer, node, view, f"stored, because {reason}"))
+                self.force(view)
+        self._new_group([node])
+
+    def _movable(self, value: Value) -> bool:
+        """Whether storing a free value would change what a consumer sees: not yet stored, and more than a scalar."""
+        producer = value.producer
+        return producer is not None and value not in self.forced and value not in self.constants and producer.op not in GENERATORS
+
+    def _new_group(self, nodes: list[Node]) -> Group:
+        group = Group(self.count, nodes)
+        self.count += 1
+        for n in nodes:
+            self.group_of[n] = group
+        return group
+
+    def force(self, value: Value) -> None:
+        """Makes a value stored. A reshape of a stored value is the same memory; other movement becomes a kernel of its own."""
+        producer = value.producer
+        if value in self.forced or producer is None or value in self.constants:
+            return
+        self.forced[value] = None
+        if producer not in self.free:
+            return
+        if producer.op == "reshape" and not producer.attrs.get("copy") and not _is_scalar_chain(producer):
+            self.force(producer.inputs[0])
+            self.aliases[value] = producer.inputs[0]
+            return
+        while True:
+            try:
+                self.analyse([producer])
+                break
+            except Refusal as refusal:
+                view = next((v for v in producer.inputs if v.producer in self.free and self._movable(v)), None)
+                if view is None:
+                    raise
+                self.cuts.append(_cut(view.producer, producer, view, f"stored, because {refusal}"))
+                self.force(view)
+        self._new_group([producer])
+
+    # --- merging ------------------------------------------------------------------------------------------------------------------
+    def run(self) -> Plan:
+        """Fuses and returns the steps in order."""
+        self.seed()
+        if self.enabled:
+            self._attention()
+            for name, allowed in RULES:
+                while self._sweep(name, allowed):
+                    pass
+        return self._finish()
+
+    def groups(self) -> list[Group]:
+        """Current groups by their first node."""
+        found = dict.fromkeys(self.group_of.values())
+        return sorted(found, key=lambda g: self.position[g.nodes[0]])
+
+    def producers(self, group: Group) -> list[tuple[Group, Value]]:
+        """Groups whose values this one reads (through free nodes), with the value."""
+        out: dict[Group, Value] = {}
+        for node in self.closure(group.nodes):
+            for value in node.inputs:
+                producer = value.producer
+                other = self.group_of.get(producer) if producer is not None else None
+                if other is not None and other is not group and (producer not in self.free or value in self.forced):
+                    out.setdefault(other, value)
+        return list(out.items())
+
+    def _sweep(self, name: str, allowed: Callable[[Group, Group], bool]) -> bool:
+        changed = False
+        for consumer in self.groups():
+            if self.group_of[consumer.nodes[0]] is not consumer:
+                continue
+            again = True
+            while again:
+                again = False
+                for producer, value in self.producers(consumer):
+                    if value in self.aliases or not allowed(producer, consumer):
+                        continue
+                    if self._merge(producer, consumer, value, name):
+                        consumer = self.group_of[consumer.nodes[0]]
+                        changed = again = True
+                        break
+        return changed
+
+    def _merge(self, producer: Group, consumer: Group, value: Value, rule: str) -> bool:
+        key = (producer.id, consumer.id)
+        if key in self.tried:
+            return False
+        reason = self._refuse(producer, consumer)
+        if reason:
+            self.tried[key] = reason
+            self.cuts.append(_cut(producer.nodes[-1], consumer.nodes[0], value, reason))
+            return False
+        nodes = sorted({*producer.nodes, *consumer.nodes}, key=self.position.__getitem__)
+        self.merges.append(
+            {"rule": rule, "from": _describe(producer.nodes[-1]), "to": _describe(consumer.nodes[0]), "value": value.name}
+        )
+        self._new_group(nodes)
+        return True
+
+    def _refuse(self, producer: Group, consumer: Group) -> str:
+        if len(producer.nodes) + len(consumer.nodes) > MAX_GROUP:
+            return f"more than {MAX_GROUP} nodes"
+        members = dict.fromkeys((*producer.nodes, *consumer.nodes))
+        if self._cycle(producer, members):
+            return "another kernel lies between them"
+        try:
+            outputs, axes, layout = self.analyse(members)
+        except Refusal as refusal:
+            return str(refusal)
+        return self._wasteful(producer, outputs, axes, layout)
+
+    def _wasteful(self, producer: Group, outputs: list[Value], axes: Axes, layout: Layout) -> str:
+        expensive = [n for n in producer.nodes if n.op in EXPENSIVE or n.op in REDUCTIONS or n.op == "dot"]
+        if not expensive:
+            return ""
+        loops = {d.loop for v in outputs for d in layout.tile_dims(v) if d.loop >= 0}
+        domain = {a for v in outputs for a in axes.of(v)}
+        for node in expensive:
+            atoms = set(axes.of(node.output)) | {a for v in node.inputs for a in axes.of(v)}
+            missing = [a for a in domain - atoms if layout.loop_of.get(a, -1) in loops]
+            if missing:
+                sizes = ", ".join(str(axes.atoms[a].size) for a in sorted(missing))
+                return f"{node.op} would be computed again for every index over {sizes}"
+        return ""
+
+    def _cycle(self, producer: Group, members: dict[Node, None]) -> bool:
+        """Whether a path leaves the members and comes back."""
+        last = max(self.position[n] for n in members)
+        stack = [u for n in producer.nodes for v in n.outputs for u in self.users.get(v, ()) if u not in members]
+        seen = set(stack)
+        while stack:
+            node = stack.pop()
+            group = self.group_of.get(node)
+            around = group.nodes if group is not None else [node]
+            for inner in around:
+                for value in inner.outputs:
+                    for user in self.users.get(value, ()):
+                        if user in members:
+                            if node in self.free and not any(v in self.forced for v in node.outputs) and group is None:
+                                continue  # a free node between two members is carried, not a kernel in between
+                            return True
+                        if user not in seen and (self.position[user] <= last or group is not None):
+                            seen.add(user)
+                            stack.append(user)
+        return False
+
+    # --- attention ----------------------------------------------------------------------------------------------------------------
+    def _attention(self) -> None:
+        """dot -> elementwise -> softmax-like reductions -> dot, as one kernel that streams over the contracted axis."""
+        for second in [n for n in self.graph.nodes if n.op == "dot" and n in self.group_of]:
+            for side in (0, 1):
+                cone = self._cone(second, second.inputs[side])
+                if cone is None:
+                    continue
+                members = dict.fromkeys([*cone, second])
+                if len({self.group_of[n] for n in members}) < 2:
+                    continue
+                try:
+                    self.analyse(members)
+                except Refusal as refusal:
+                    self.cuts.append(_cut(cone[0], second, second.inputs[side], f"not one attention kernel: {refusal}"))
+                    continue
+                self.merges.append(
+                    {"rule": "attention", "from": _describe(cone[0]), "to": _describe(second), "value": second.inputs[side].name}
+                )
+                self._new_group(sorted(members, key=self.position.__getitem__))
+                break
+
+    def _cone(self, second: Node, operand: Value) -> list[Node] | None:
+        found: dict[Node, None] = {}
+        stack = [operand]
+        dots, reductions = 0, 0
+        while stack:
+            node = stack.pop().producer
+            if node is None or node in found:
+                continue
+            if node in self.free:
+                stack += node.inputs
+                continue
+            if node not in self.group_of or len(self.group_of[node].nodes) > 1:
+                continue
+            found[node] = None
+            if node.op == "dot":
+                dots += 1
+                continue
+            reductions += node.op in REDUCTIONS
+            if node.op in REDUCTIONS or OPS[node.op].pattern is Pattern.ELEMENTWISE:
+                stack += node.inputs
+            else:
+                del found[node]
+        if dots != 1 or not reductions:
+            return None
+        members = dict.fromkeys([*found, second])
+        dropped = True
+        while dropped:  # what others read stays outside
+            dropped = False
+            for node in list(found):
+                if any(v in self.graph.outputs or v in self.forced or self._read_outside(v, members) for v in node.outputs):
+                    del found[node], members[node]
+                    dropped = True
+        if not any(n.op == "dot" for n in found) or not any(n.op in REDUCTIONS for n in found):
+            return None
+        dot = next(n for n in found if n.op == "dot")
+        below = self._reachable(dot, members)
+        kept = [n for n in found if n is dot or n in below]
+        return sorted(kept, key=self.position.__getitem__)
+
+    def _reachable(self, start: Node, members: dict[Node, None]) -> set[Node]:
+        """Members that depend on ``start``."""
+        out: set[Node] = set()
+        stack = [start]
+        while stack:
+            for value in stack.pop().outputs:
+                for user in self.users.get(value, ()):
+                    if user in out or (user not in members and user not in self.free):
+                        continue
+                    out.add(user)
+                    stack.append(user)
+        return out
+
+    # --- the end ------------------------------------------------------------------------------------------------------------------
+    def _finish(self) -> Plan:
+        groups = self.groups()
+        steps: list[Group | Node] = [*groups, *self.alone]
+        for group in groups:
+            members = dict.fromkeys(group.nodes)
+            group.outputs, group.axes, group.layout = self.analyse(members)
+        stored = set(self.graph.inputs) | self.constants | set(self.forced)
+        for group in groups:
+            stored.update(group.outputs)
+        for node in self.alone:
+            stored.update(node.outputs)
+        return Plan(self._order(steps), stored, self.aliases, self.merges, self.cuts)
+
+    def _order(self, steps: list[Group | Node]) -> list[Group | Node]:
+        """Topological order, ties by position in the graph."""
+        maker: dict[Value, Group | Node] = {}
+        for step in steps:
+            for value in step.outputs:
+                maker[value] = step
+        done: dict[Group | Node, None] = {}
+
+        def first(step: Group | Node) -> int:
+            return self.position[step.nodes[0] if isinstance(step, Group) else step]
+
+        def needs(step: Group | Node) -> list[Group | Node]:
+            nodes = self.closure(step.nodes if isinstance(step, Group) else [step])
+            out = []
+            for node in nodes:
+                for value in node.inputs:
+                    while value in self.aliases:
+                        value = self.aliases[value]
+                    other = maker.get(value)
+                    if other is not None and other is not step:
+                        out.append(other)
+            return list(dict.fromkeys(out))
+
+        for root in sorted(steps, key=first):
+            stack: list[tuple[Group | Node, bool]] = [(root, False)]
+            open_steps: set[Group | Node] = set()
+            while stack:
+                step, ready = stack.pop()
+                if step in done:
+                    continue
+                if ready:
+                    done[step] = None
+                    open_steps.discard(step)
+                    continue
+                if step in open_steps:
+                    raise AssertionError("the groups form a cycle")
+                open_steps.add(step)
+                stack.append((step, True))
+                stack += [(other, False) for other in sorted(needs(step), key=first, reverse=True) if other not in done]
+        return list(done)
+
+
+def _elementwise(group: Group) -> bool:
+    return not group.has(REDUCTIONS) and not group.has(ARG) and not group.has(("dot",)) and not group.has(CUMULATIVE)
+
+
+def _no_dot(group: Group) -> bool:
+    return not group.has(("dot",))
+
+
+RULES: tuple[tuple[str, Callable[[Group, Group], bool]], ...] = (
+    ("elementwise", lambda p, c: _elementwise(p) and _elementwise(c)),
+    ("reduce", lambda p, c: _elementwise(p) and _no_dot(c)),
+    ("post-reduce", lambda p, c: _no_dot(p) and _no_dot(c)),
+    ("matmul epilogue", lambda p, c: not _no_dot(p) and _elementwise(c)),
+)
+
+
+def _describe(node: Node) -> str:
+    return f"{node.op} ({node.origin})" if str(node.origin) else node.op
+
+
+def _cut(a: Node | None, b: Node, value: Value, reason: str) -> dict[str, str]:
+    return {"from": _describe(a) if a is not None else "", "to": _describe(b), "value": value.name, "reason": reason}
+
+
+def _is_scalar_chain(node: Node) -> bool:
+    """Whether a free node's value is made from generators alone and has no memory to share."""
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        for v in n.inputs:
+            if v.producer is None:
+                return False
+            if v.producer.op in GENERATORS:
+                if v.producer.op == "constant" and np.asarray(v.producer.attrs["value"]).size != 1:
+                    return False
+                continue
+            if v.producer.op not in FREE_OPS:
+                return False
+            stack.append(v.producer)
+    return True
+
+
+def unshare(graph: Graph) -> None:
+    """Gives every use of a free node a copy of it, so that one value can be read along different axes in one kernel: ``x[i]`` and
+    ``x[j]`` are two loads. Operands that broadcasts and products share with other uses get an identity reshape for the same reason."""
+    uses: dict[Value, int] = {}
+    for node in graph.nodes:
+        for value in node.inputs:
+            uses[value] = uses.get(value, 0) + 1
+    for value in graph.outputs:
+        uses[value] = uses.get(value, 0) + 1
+    before: dict[Node, list[Node]] = {}
+
+    def own(value: Value, user: Node, always: bool) -> Value:
+        producer = value.producer
+        shared = uses[value] > 1
+        if producer is not None and producer.op in FREE_OPS and _is_carried(producer):
+            if not shared:
+                return value
+            uses[value] -= 1
+            copy = Node(producer.op, producer.inputs, (), dict(producer.attrs), producer.origin)
+            copy.outputs = tuple(graph.new_value(v.shape, v.dtype) for v in producer.outputs)
+            for out in copy.outputs:
+                out.producer = copy
+                uses[out] = 1
+            for v in copy.inputs:
+                uses[v] += 1
+            before[user].append(copy)
+            before[copy] = []
+            separate(copy)
+            return copy.outputs[producer.outputs.index(value)]
+        if always and shared and value.shape:
+            node = graph.make_node("reshape", [value], {"shape": value.shape}, user.origin)
+            before[user].append(node)
+            before[node] = []
+            uses[node.output] = 1
+            return node.output
+        return value
+
+    def separate(node: Node) -> None:
+        twice = node.op == "dot" and _root(node.inputs[0]) is _root(node.inputs[1])
+        fresh = []
+        for k, value in enumerate(node.inputs):
+            fresh.append(own(value, node, node.op == "broadcast" or (twice and k == 1)))
+        node.inputs = tuple(fresh)
+
+    for node in reversed(graph.nodes):
+        before[node] = []
+        separate(node)
+    order: list[Node] = []
+
+    def place(node: Node) -> None:
+        for n in reversed(before[node]):
+            place(n)
+        order.append(node)
+
+    for node in graph.nodes:
+        place(node)
+    graph.nodes[:] = order
+
+
+def _is_carried(node: Node) -> bool:
+    return node.op != "constant" or np.asarray(node.attrs["value"]).size == 1
+
+
+def _root(value: Value) -> Value:
+    while value.producer is not None and value.producer.op in VIEW_OPS:
+        value = value.producer.inputs[0]
+    return value
+
+
+def fuse(graph: Graph, enabled: bool = True) -> Plan:
+    """Fuses a graph. With ``enabled`` False every node is a kernel of its own."""
+    unshare(graph)
+    return Fuser(graph, enabled).run()

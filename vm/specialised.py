@@ -1,0 +1,605 @@
+"""The specialised executor: a template's words partially evaluated into one JAX function.
+
+Everything fixed in the words (opcodes, tiles, static extents) is resolved while tracing; everything patched (extents, strides, offsets,
+addresses) is read at run time from the bound words, which are an argument. So one XLA executable serves every shape.
+
+A chip runs many small tiles; a CPU prefers few large ones. The words say which tile dims move with which loop, so a loop's step may be
+*widened*: a parallel loop of unknown extent runs as a ladder of block sizes that covers the extent exactly (the last block of a rung is
+shifted back and recomputes elements, which is harmless because iterations are independent); a reduce loop runs in blocks with the overrun
+masked out of every reduction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from vm import access, isa, semantics
+from vm.decode import Address, Hole, Kernel, Loop, Op, Operand, Tile, decode
+from vm.errors import ProgramError
+from vm.program import LANES, PINNED, SPACE_NAMES, Template
+
+Array = Any
+Arenas = dict[tuple[int, int], Array]  # (space, item size) -> [rows, 128]
+
+SLACK_ROWS = 8192  # lane rows past an arena's end that a masked overrun may read
+ARENA_DTYPES = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.float32), 8: np.dtype(np.int64)}
+
+# How many elements of the widest tile a block should hold: small enough for the caches in vector code, and rows enough to keep a matrix
+# product busy. Measured on two cores; see docs/executor.md.
+VECTOR_VOLUME = 1 << 17
+CUBE_VOLUME = 1 << 22
+CUBE_ROWS = 256
+LOOPED_CUBE_ROWS = 64
+REDUCE_BLOCKS = (128, 16)
+FULL_VOLUME = 1 << 21
+
+
+@dataclass
+class Axis:
+    """The state of a loop's axis in the block being traced."""
+
+    base: Any
+    size: int
+    valid: Any | None = None  # number of valid elements where the block may overrun
+
+
+@dataclass(frozen=True)
+class BufferRef:
+    """What a step's buffer is, as far as code depends on it."""
+
+    space: int
+    dtype: np.dtype
+    pinned: int | None = None  # index among the function's pinned arguments
+
+
+class Tracer:
+    """Traces one decoded kernel for one step."""
+
+    def __init__(self, kernel: Kernel, words: Array, buffers: list[BufferRef], pinned: list[Array]):
+        self.kernel, self.words, self.buffers, self.pinned = kernel, words, buffers, pinned
+        self.ns = semantics.JaxNamespace()
+        self.axes: dict[int, Axis] = {}
+        self.local: dict[tuple[isa.Space, int], tuple[Array, Tile]] = {}
+        self.rungs = _plan(kernel)
+
+    # --- operands ---------------------------------------------------------------------------------------------------------------
+    def scalar(self, operand: Operand) -> Any:
+        """A field as a Python int, or as a traced int64 read from the bound words."""
+        if isinstance(operand, int):
+            return operand
+        assert isinstance(operand, Hole)
+        word = self.words[operand.word]
+        value = (word >> np.uint64(operand.lo)) & np.uint64((1 << operand.width) - 1)
+        value = value.astype(jnp.int64)
+        if operand.signed and operand.width < 64:
+            shift = np.int64(64 - operand.width)
+            value = (value << shift) >> shift
+        return value
+
+    def sizes(self, tile: Tile) -> list[int]:
+        return [size if axis == isa.NO_AXIS else self.axes[axis].size for size, axis in tile.dims]
+
+    def dims(self, tile: Tile) -> list[access.Dim]:
+        out = []
+        for size, axis in tile.dims:
+            if axis == isa.NO_AXIS:
+                out.append(access.Dim(size))
+            else:
+                a = self.axes[axis]
+                out.append(access.Dim(a.size, a.base, a.valid))
+        return out
+
+    def read(self, number: int) -> Array:
+        tile = self.kernel.tiles[number]
+        value, _ = self.local[tile.space, tile.address]
+        sizes = self.sizes(tile)
+        if value.dtype != tile.dtype:
+            raise ProgramError(f"tile {number} is read as {tile.dtype} but holds {value.dtype}")
+        return value if list(value.shape) == sizes else value.reshape(sizes)
+
+    def write(self, number: int, value: Array) -> None:
+        tile = self.kernel.tiles[number]
+        sizes = self.sizes(tile)
+        if list(value.shape) != sizes or value.dtype != tile.dtype:
+            raise ProgramError(f"tile {number} is {tile.dtype}{sizes} but gets {value.dtype}{list(value.shape)}")
+        self.local[tile.space, tile.address] = (value, tile)
+
+    def mask(self, tile: Tile, over: Iterable[int]) -> Array | None:
+        """True where the elements along the dims ``over`` are inside their extents; None if they all are."""
+        found = None
+        for d in over:
+            _, axis = tile.dims[d]
+            state = self.axes.get(axis)
+            if axis != isa.NO_AXIS and state is not None and state.valid is not None:
+                ok = (jnp.arange(state.size, dtype=jnp.int64) < state.valid).reshape(
+                    [-1 if i == d else 1 for i in range(len(tile.dims))]
+                )
+                found = ok if found is None else found & ok
+        return found
+
+    # --- memory -----------------------------------------------------------------------------------------------------------------
+    def groups(self, op: Op, dims: list[access.Dim]) -> list[access.Group]:
+        out: list[access.Group] = []
+        parts: list[access.Part] = []
+        for t in op.tail:
+            dim = t["dim"]
+            assert isinstance(dim, int)
+            if t["gather"]:
+                parts.append(access.Part(0, self.scalar(t["step"]), index=self._index(t, dims)))
+            elif dim != isa.NO_DIM:
+                parts.append(access.Part(dim, self.scalar(t["step"]), self.scalar(t["div"]), self.scalar(t["mod"])))
+            if not t["chain"]:
+                start, stride, hi = (self.scalar(t[k]) for k in ("start", "stride", "hi"))
+                out.append(
+                    access.Group(start, stride, parts, bool(t["bounded"]), any(p.index is not None for p in parts), hi)
+                )
+                parts = []
+        return out
+
+    def _index(self, term: dict[str, Operand], dims: list[access.Dim]) -> Array:
+        number, mask = term["index"], term["mask"]
+        assert isinstance(number, int) and isinstance(mask, int)
+        value = self.read(number).astype(jnp.int64)
+        shape = [dims[d].size if mask >> d & 1 else 1 for d in range(len(dims))]
+        return value.reshape(shape)
+
+    def _base(self, op: Op) -> tuple[access.Offset, BufferRef]:
+        address = op.fields["address"]
+        assert isinstance(address, Address)
+        ref = self.buffers[address.buffer]
+        base = access.Offset()
+        if ref.space != PINNED:
+            row = (self.words[address.word] & np.uint64((1 << isa.ADDR_ROW[1]) - 1)).astype(jnp.int64)
+            base.add(row, LANES)
+        base.add(self.scalar(op.fields["offset"]))
+        return base, ref
+
+    def load(self, op: Op, arenas: Arenas) -> None:
+        number = op.fixed("dst")
+        tile = self.kernel.tiles[number]
+        dims = self.dims(tile)
+        if any(d.size == 0 for d in dims):
+            self.write(number, jnp.zeros([d.size for d in dims], tile.dtype))
+            return
+        base, ref = self._base(op)
+        plan = access.resolve(self.groups(op, dims), dims, base)
+        if ref.space == PINNED:
+            assert ref.pinned is not None
+            memory = self.pinned[ref.pinned]
+            if memory.size == 0:
+                memory = jnp.zeros((1,), memory.dtype)
+            out = access.fetch(memory.reshape(-1), plan, dims, overrun=0)
+        else:
+            memory = arenas[ref.space, ref.dtype.itemsize]
+            out = from_arena(access.fetch(memory, plan, dims, overrun=SLACK_ROWS * LANES), tile.dtype)
+        if plan.mask is not None:
+            bits = self.scalar(op.fields["fill"])
+            fill = isa.imm_value(bits, tile.dtype) if isinstance(bits, int) else self._patched_imm(bits, tile.dtype)
+            out = jnp.where(plan.mask, out, fill)
+        self.write(number, out)
+
+    def _patched_imm(self, bits: Array, dtype: np.dtype) -> Array:
+        return bits.astype(dtype) if dtype.kind in "iub" else lax.bitcast_convert_type(bits, jnp.float64).astype(dtype)
+
+    def store(self, op: Op, arenas: Arenas) -> None:
+        tile = self.kernel.tiles[op.fixed("x")]
+        dims = self.dims(tile)
+        if any(d.size == 0 for d in dims):
+            return
+        base, ref = self._base(op)
+        if ref.space == PINNED:
+            raise ProgramError("a store to a read-only buffer")
+        plan = access.resolve(self.groups(op, dims), dims, base)
+        key = (ref.space, ref.dtype.itemsize)
+        arenas[key] = access.put(arenas[key], to_arena(self.read(tile.id)), plan, dims)
+
+    # --- instructions -----------------------------------------------------------------------------------------------------------
+    def execute(self, op: Op, arenas: Arenas) -> None:
+        """Runs one instruction on the block being traced."""
+        name, family = op.insn.name, op.insn.family
+        if name == "load":
+            self.load(op, arenas)
+        elif name == "store":
+            self.store(op, arenas)
+        elif family == "unary":
+            self.write(op.fixed("dst"), semantics.unary(self.ns, name, self.read(op.fixed("x"))))
+        elif family == "binary":
+            self.write(
+                op.fixed("dst"), semantics.binary(self.ns, name, self.read(op.fixed("x")), self.read(op.fixed("y")))
+            )
+        elif family == "select":
+            p, x, y = (self.read(op.fixed(k)) for k in ("p", "x", "y"))
+            self.write(op.fixed("dst"), jnp.where(p, x, y))
+        elif family == "reduce":
+            self.reduce(op, name.removeprefix("reduce_"))
+        else:
+            getattr(self, f"do_{name}")(op)
+
+    def reduce(self, op: Op, kind: str) -> None:
+        tile = self.kernel.tiles[op.fixed("x")]
+        x = self.read(tile.id)
+        over = tuple(d for d in range(len(tile.dims)) if op.fixed("mask") >> d & 1)
+        ok = self.mask(tile, over)
+        if ok is not None:
+            x = jnp.where(ok, x, isa.identity(kind, tile.dtype))
+        out = semantics.reduce(self.ns, kind, x, over)
+        if op.fixed("accumulate"):
+            out = semantics.combine(self.ns, kind, self.read(op.fixed("dst")), out)
+        self.write(op.fixed("dst"), out)
+
+    def do_mmad(self, op: Op) -> None:
+        x_tile, y_tile = self.kernel.tiles[op.fixed("x")], self.kernel.tiles[op.fixed("y")]
+        roles = [
+            [op.fixed(name) >> (2 * d) & 3 for d in range(len(t.dims))]
+            for name, t in (("xdims", x_tile), ("ydims", y_tile))
+        ]
+        values = []
+        for tile, role in ((x_tile, roles[0]), (y_tile, roles[1])):
+            value = self.read(tile.id)
+            ok = self.mask(tile, [d for d, r in enumerate(role) if r == isa.DOT_CONTRACT])
+            values.append(value if ok is None else jnp.where(ok, value, jnp.zeros((), value.dtype)))
+        contract, batch = (
+            tuple(tuple(d for d, r in enumerate(role) if r == kind) for role in roles)
+            for kind in (isa.DOT_CONTRACT, isa.DOT_BATCH)
+        )
+        dst = self.kernel.tiles[op.fixed("dst")]
+        out = lax.dot_general(values[0], values[1], (contract, batch), preferred_element_type=dst.dtype)
+        if op.fixed("accumulate"):
+            out = self.read(dst.id) + out
+        self.write(dst.id, out)
+
+    def do_fill(self, op: Op) -> None:
+        tile = self.kernel.tiles[op.fixed("dst")]
+        bits = self.scalar(op.fields["imm"])
+        value = isa.imm_value(bits, tile.dtype) if isinstance(bits, int) else self._patched_imm(bits, tile.dtype)
+        self.write(tile.id, jnp.full(self.sizes(tile), value, tile.dtype))
+
+    def do_iota(self, op: Op) -> None:
+        tile = self.kernel.tiles[op.fixed("dst")]
+        dims = self.dims(tile)
+        part = access.Part(
+            op.fixed("dim"),
+            self.scalar(op.fields["step"]),
+            self.scalar(op.fields["div"]),
+            self.scalar(op.fields["mod"]),
+        )
+        value = access.part_positions(part, dims) + self.scalar(op.fields["start"])
+        self.write(tile.id, jnp.broadcast_to(value, [d.size for d in dims]).astype(tile.dtype))
+
+    def do_copy(self, op: Op) -> None:
+        tile = self.kernel.tiles[op.fixed("dst")]
+        self.write(tile.id, self.read(op.fixed("x")).reshape(self.sizes(tile)))
+
+    def do_bcast(self, op: Op) -> None:
+        tile = self.kernel.tiles[op.fixed("dst")]
+        dims = tuple(d for d in range(len(tile.dims)) if op.fixed("mask") >> d & 1)
+        self.write(tile.id, lax.broadcast_in_dim(self.read(op.fixed("x")), self.sizes(tile), dims))
+
+    def do_permute(self, op: Op) -> None:
+        tile = self.kernel.tiles[op.fixed("dst")]
+        perm = [op.fixed("perm") >> (4 * d) & 15 for d in range(len(tile.dims))]
+        self.write(tile.id, jnp.transpose(self.read(op.fixed("x")), perm))
+
+    def do_extract(self, op: Op) -> None:
+        tile = self.kernel.tiles[op.fixed("dst")]
+        dim, start, step = op.fixed("dim"), op.fixed("start"), op.fixed("step")
+        n = tile.dims[dim][0]
+        x = self.read(op.fixed("x"))
+        if step > 0:
+            out = lax.slice_in_dim(x, start, start + (n - 1) * step + 1 if n else start, step, dim)
+        else:
+            first = start + (n - 1) * step
+            out = lax.rev(lax.slice_in_dim(x, first, start + 1 if n else first, -step, dim), (dim,))
+        self.write(tile.id, out)
+
+    def do_join(self, op: Op) -> None:
+        parts = []
+        for item in op.tail:
+            assert isinstance(item["x"], int)
+            parts.append(self.read(item["x"]))
+        self.write(op.fixed("dst"), lax.concatenate(parts, op.fixed("dim")))
+
+    def do_cast(self, op: Op) -> None:
+        tile = self.kernel.tiles[op.fixed("dst")]
+        self.write(tile.id, semantics.cast(self.ns, self.read(op.fixed("x")), tile.dtype))
+
+    def do_lookup(self, op: Op) -> None:
+        x, y, dim = self.read(op.fixed("x")), self.read(op.fixed("y")), op.fixed("dim")
+        if x.ndim == 1:
+            out = jnp.take(x, y, axis=0, mode="clip")
+        else:
+            out = jnp.take_along_axis(x, jnp.clip(y, 0, x.shape[dim] - 1), axis=dim)
+        self.write(op.fixed("dst"), out)
+
+    def _arg(self, op: Op, kind: str) -> None:
+        tile = self.kernel.tiles[op.fixed("x")]
+        index_tile, value_tile = self.kernel.tiles[op.fixed("dst")], self.kernel.tiles[op.fixed("y")]
+        dim = op.fixed("dim")
+        x = self.read(tile.id)
+        ok = self.mask(tile, [dim])
+        if ok is not None:
+            x = jnp.where(ok, x, isa.identity(kind, tile.dtype))
+        pick = (jnp.argmax if kind == "max" else jnp.argmin)(x, axis=dim)
+        value = semantics.reduce(self.ns, kind, x, (dim,))
+        axis = tile.dims[dim][1]
+        base = 0 if axis == isa.NO_AXIS else self.axes[axis].base
+        index = (pick.astype(jnp.int64) + base).astype(index_tile.dtype)
+        if op.fixed("accumulate"):
+            old_i, old = self.read(index_tile.id), self.read(value_tile.id)
+            better = value > old if kind == "max" else value < old
+            better = (better | (value != value)) & (old == old)
+            first = old_i < 0
+            index, value = jnp.where(better | first, index, old_i), jnp.where(better | first, value, old)
+        self.write(index_tile.id, index)
+        self.write(value_tile.id, value)
+
+    def do_argmax(self, op: Op) -> None:
+        self._arg(op, "max")
+
+    def do_argmin(self, op: Op) -> None:
+        self._arg(op, "min")
+
+    def _cumulative(self, op: Op) -> None:
+        name, tile = op.insn.name, self.kernel.tiles[op.fixed("x")]
+        x, dim = self.read(tile.id), op.fixed("dim")
+        wide = x.astype(np.float32) if tile.dtype.itemsize == 2 and tile.dtype.kind not in "iu" else x
+        kind = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min"}.get(name)
+        if op.fixed("carry"):
+            if kind is None:
+                raise ProgramError(f"{name} cannot carry over blocks")
+            ok = self.mask(tile, [dim])
+            if ok is not None:
+                wide = jnp.where(ok, wide, isa.identity(kind, wide.dtype))
+        out = getattr(lax, name)(wide, axis=dim, reverse=bool(op.fixed("reverse")))
+        if op.fixed("carry"):
+            assert kind is not None
+            carry = self.read(op.fixed("y")).astype(out.dtype)
+            out = semantics.combine(self.ns, kind, out, jnp.broadcast_to(carry, out.shape))
+            last = lax.slice_in_dim(out, x.shape[dim] - 1, x.shape[dim], axis=dim)
+            self.write(op.fixed("y"), last.astype(x.dtype))
+        self.write(op.fixed("dst"), out.astype(x.dtype))
+
+    do_cumsum = do_cumprod = do_cummax = do_cummin = do_cumlogsumexp = _cumulative
+
+    # --- loops ------------------------------------------------------------------------------------------------------------------
+    def block(self, body: list[Op | Loop], arenas: Arenas) -> None:
+        """Traces a list of instructions and loops in order."""
+        for item in body:
+            if isinstance(item, Loop):
+                self.loop(item, arenas)
+            else:
+                self.execute(item, arenas)
+
+    def loop(self, loop: Loop, arenas: Arenas) -> None:
+        extent = self.scalar(loop.extent)
+        rungs = self.rungs[loop.axis]
+        if isinstance(extent, int) and (extent <= rungs[0]):
+            if extent:
+                self.axes[loop.axis] = Axis(0, extent)
+                self.block(loop.body, arenas)
+                del self.axes[loop.axis]
+            return
+        if loop.kind == isa.LoopKind.PARALLEL:
+            self._parallel(loop, extent, rungs, arenas)
+        else:
+            self._reduce(loop, extent, rungs, arenas)
+
+    def _parallel(self, loop: Loop, n: Any, rungs: tuple[int, ...], arenas: Arenas) -> None:
+        n = jnp.asarray(n, jnp.int64)
+        start: Any = jnp.int64(0)
+        for i, rung in enumerate(rungs):
+            rest = n - start
+            count = rest // rung
+            if i and rung > 1:  # one shifted block instead of many small ones when more than half of it is new
+                count = jnp.where((rest - count * rung) * 2 > rung, jnp.where(n >= rung, count + 1, count), count)
+            first = start
+
+            def base(t: Array, first: Any = first, rung: int = rung) -> Array:
+                return jnp.minimum(first + t * rung, n - rung)
+
+            self._iterate(loop, count, rung, base, None, arenas)
+            start = jnp.minimum(start + count * rung, n)
+
+    def _reduce(self, loop: Loop, n: Any, rungs: tuple[int, ...], arenas: Arenas) -> None:
+        n = jnp.asarray(n, jnp.int64)
+        start: Any = jnp.int64(0)
+        for i, rung in enumerate(rungs):
+            last = i == len(rungs) - 1
+            rest = n - start
+            count = (rest + rung - 1) // rung if last else rest // rung
+            if not last:  # an overrun block is better than more than half of it in smaller ones
+                count = jnp.where((rest - count * rung) * 2 > rung, count + 1, count)
+            first = start
+
+            def base(t: Array, first: Any = first, rung: int = rung) -> Array:
+                return first + t * rung
+
+            self._iterate(loop, count, rung, base, n, arenas)
+            start = jnp.minimum(start + count * rung, n)
+
+    def _iterate(self, loop: Loop, count: Any, rung: int, base: Any, limit: Any, arenas: Arenas) -> None:
+        stored = sorted({self._arena_of(op) for op in _ops(loop.body) if op.insn.name == "store"})
+        carried = self._carried(loop.body)
+        saved = dict(self.local)
+
+        def body(t: Array, state: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
+            inner = dict(arenas)
+            inner.update(zip(stored, state[0], strict=True))
+            self.local = dict(saved)
+            for key, value in zip(carried, state[1], strict=True):
+                self.local[key] = (value, saved[key][1])
+            at = base(t.astype(jnp.int64))
+            self.axes[loop.axis] = Axis(at, rung, None if limit is None else limit - at)
+            self.block(loop.body, inner)
+            del self.axes[loop.axis]
+            return [inner[k] for k in stored], [self.local[k][0].reshape(saved[k][0].shape) for k in carried]
+
+        state = ([arenas[k] for k in stored], [saved[k][0] for k in carried])
+        state = lax.fori_loop(jnp.int32(0), count.astype(jnp.int32), body, state)
+        self.local = saved
+        arenas.update(zip(stored, state[0], strict=True))
+        for key, value in zip(carried, state[1], strict=True):
+            self.local[key] = (value, saved[key][1])
+
+    def _arena_of(self, op: Op) -> tuple[int, int]:
+        address = op.fields["address"]
+        assert isinstance(address, Address)
+        ref = self.buffers[address.buffer]
+        if ref.space == PINNED:
+            raise ProgramError("a store to a read-only buffer")
+        return ref.space, ref.dtype.itemsize
+
+    def _carried(self, body: list[Op | Loop]) -> list[tuple[isa.Space, int]]:
+        """Local addresses that an iteration reads before it writes them, and writes: accumulators."""
+        written: set[tuple[isa.Space, int]] = set()
+        exposed: dict[tuple[isa.Space, int], None] = {}
+        for op in _ops(body):
+            for number in reads(op):
+                tile = self.kernel.tiles[number]
+                key = (tile.space, tile.address)
+                if key not in written and key in self.local:
+                    exposed[key] = None
+            for number in writes(op):
+                tile = self.kernel.tiles[number]
+                written.add((tile.space, tile.address))
+        return [k for k in exposed if k in written]
+
+
+def reads(op: Op) -> list[int]:
+    """Tiles whose old contents the instruction reads."""
+    out: list[int] = []
+    f, family = op.fields, op.insn.family
+    for name in ("x", "y", "p"):
+        value = f.get(name)
+        if isinstance(value, int) and not (name == "y" and family in ("argreduce", "cumulative")):
+            out.append(value)
+    if f.get("accumulate"):
+        out.append(op.fixed("dst"))
+        if family == "argreduce":
+            out.append(op.fixed("y"))
+    if f.get("carry"):
+        out.append(op.fixed("y"))
+    for item in op.tail:
+        for name in ("x", "index"):
+            value = item.get(name)
+            if isinstance(value, int) and (name == "x" or item.get("gather")):
+                out.append(value)
+    return out
+
+
+def writes(op: Op) -> list[int]:
+    """Tiles the instruction writes."""
+    out = [op.fixed("dst")] if "dst" in op.fields else []
+    if op.insn.family == "argreduce" or (op.insn.family == "cumulative" and op.fields["carry"]):
+        out.append(op.fixed("y"))
+    return out
+
+
+def _ops(body: Iterable[Op | Loop]) -> Iterable[Op]:
+    for item in body:
+        if isinstance(item, Loop):
+            yield from _ops(item.body)
+        else:
+            yield item
+
+
+def _loops(body: Iterable[Op | Loop]) -> Iterable[Loop]:
+    for item in body:
+        if isinstance(item, Loop):
+            yield item
+            yield from _loops(item.body)
+
+
+def _plan(kernel: Kernel) -> dict[int, tuple[int, ...]]:
+    """Block sizes for every axis, largest first. A fixed extent up to the first entry runs as one block."""
+    loops = list(_loops(kernel.body))
+    cube = any(op.insn.name == "mmad" for op in _ops(kernel.body))
+    size: dict[int, int] = {}
+    ladder: int | None = None
+    for loop in loops:
+        if isinstance(loop.extent, int):
+            size[loop.axis] = max(loop.extent, 1)
+        elif loop.kind == isa.LoopKind.REDUCE:
+            size[loop.axis] = REDUCE_BLOCKS[0]
+        else:
+            size[loop.axis] = 1
+            ladder = loop.axis
+
+    def volume(without: int | None) -> int:
+        return max(
+            (
+                math.prod(size[a] if a != isa.NO_AXIS else n for n, a in t.dims if a != without)
+                for t in kernel.tiles.values()
+            ),
+            default=1,
+        )
+
+    plan: dict[int, tuple[int, ...]] = {}
+    # Fixed parallel axes that make tiles too large become ladders too, outermost first.
+    for loop in loops:
+        axis = loop.axis
+        limit = CUBE_VOLUME if cube else FULL_VOLUME
+        if (
+            isinstance(loop.extent, int)
+            and volume(None) > limit
+            and loop.kind == isa.LoopKind.PARALLEL
+            and ladder is None
+        ):
+            ladder = axis
+            size[axis] = 1
+    reduces = any(loop.kind == isa.LoopKind.REDUCE and not isinstance(loop.extent, int) for loop in loops)
+    for loop in loops:
+        axis = loop.axis
+        if axis == ladder:
+            inner = max(volume(axis), 1)
+            rows = max(1, (CUBE_VOLUME if cube else VECTOR_VOLUME) // inner)
+            if cube:
+                rows = min(rows, LOOPED_CUBE_ROWS if reduces else CUBE_ROWS)
+            plan[axis] = _ladder(1 << (rows.bit_length() - 1), 4 if cube else 8)
+        elif isinstance(loop.extent, int) and (loop.kind == isa.LoopKind.PARALLEL or size[axis] <= 1 << 16):
+            plan[axis] = (size[axis],)
+        elif loop.kind == isa.LoopKind.REDUCE:
+            plan[axis] = REDUCE_BLOCKS
+        else:
+            plan[axis] = (1,)
+    return plan
+
+
+def _ladder(top: int, factor: int) -> tuple[int, ...]:
+    out = [top]
+    while out[-1] > 1:
+        out.append(max(1, out[-1] // factor))
+    return tuple(out)
+
+
+def from_arena(x: Array, dtype: np.dtype) -> Array:
+    """A tile of an arena's carrier type as ``dtype``, bit for bit."""
+    if x.dtype == dtype:
+        return x
+    return x != 0 if dtype == np.bool_ else lax.bitcast_convert_type(x, dtype)
+
+
+def to_arena(x: Array) -> Array:
+    """A tile as its arena's carrier type."""
+    carrier = ARENA_DTYPES[x.dtype.itemsize]
+    if x.dtype == carrier:
+        return x
+    return x.astype(carrier) if x.dtype == np.bool_ else lax.bitcast_convert_type(x, carrier)
+
+
+def trace(template: Template, words: Array, buffers: list[BufferRef], pinned: list[Array], arenas: Arenas) -> Arenas:
+    """Runs one step symbolically: the arenas after it. ``words`` are the step's bound words, uint64[n]."""
+    kernel = decode(template)
+    for ref in buffers:
+        if ref.space != PINNED and (ref.space, ref.dtype.itemsize) not in arenas:
+            raise ProgramError(f"no {SPACE_NAMES[ref.space]} arena for items of {ref.dtype.itemsize} bytes")
+    out = dict(arenas)
+    Tracer(kernel, words, buffers, pinned).block(kernel.body, out)
+    return out
