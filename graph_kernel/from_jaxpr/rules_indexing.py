@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graph_kernel.from_jaxpr.affine import as_slice
 from graph_kernel.from_jaxpr.lowering import Lowering, Unsupported, rule
 from graph_kernel.from_jaxpr.rules_movement import static_slice
 from graph_kernel.ir import Value
@@ -202,7 +203,8 @@ def _gather_take(g: _Gather) -> Value:
         attrs["mode"] = "clip"
     elif g.mode == "fill":
         attrs["fill"] = g.fill
-    out = low.add("take", g.x, index, **attrs)
+    found = as_slice(low, g.x, index, axis) if index.rank == 1 else None
+    out = found if found is not None else low.add("take", g.x, index, **attrs)
     n = index.rank
     rest = [a for a in range(g.x.rank) if a != axis]
     # (before..., index..., after...) to (index..., before..., after...), unless the result wants just that

@@ -12,6 +12,7 @@ from jax.extend import core as jax_core
 
 from graph_kernel.from_jaxpr import rules_control, rules_elementwise, rules_indexing, rules_movement, rules_reduce
 from graph_kernel.from_jaxpr.dims import DimSpec, DimTranslator, Variable, is_symbolic, plan
+from graph_kernel.from_jaxpr.equality import require, watched
 from graph_kernel.from_jaxpr.errors import translated
 from graph_kernel.from_jaxpr.lowering import Lowering, Missing, Unsupported, drop_dead
 from graph_kernel.ir import Graph
@@ -51,8 +52,9 @@ def trace(
     shapes = plan(all_dims, dims, scope)
     specs = [_respecify(leaf, shapes.jax_dim) for leaf in leaves]
     call_args, call_kwargs = jax.tree.unflatten(in_tree, specs)
-    with translated(shapes):
+    with translated(shapes), watched() as differences:
         closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*call_args, **call_kwargs)
+    require(differences, scope, shapes.translate)
     graph = convert(closed, scope, shapes.translate, scope.name)
     return Traced(graph, in_tree, jax.tree.structure(out_shape), closed)
 

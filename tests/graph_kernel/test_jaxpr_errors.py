@@ -64,6 +64,20 @@ def test_a_branch_on_a_declared_range_is_decided():
     assert not traced.graph.nodes
 
 
+def test_equality_that_jax_cannot_decide_is_required_not_assumed():
+    def fn(x):
+        if x.shape[0] == 3 or x.shape[0] == 0 or (x.shape[1], 4) != x.T.shape:
+            return x * 2
+        return x
+
+    traced = trace(fn, specs(("b, 4", F32)))
+    checks = [(str(c.rel), str(c.origin)) for c in traced.graph.scope.checks]
+    assert [rel for rel, _ in checks] == ["b != 3", "b != 4"] and "test_jaxpr_errors.py" in checks[0][1]
+    assert traced.graph.scope.holds({"b": 2}) and not traced.graph.scope.holds({"b": 3})
+    with pytest.raises(CompileError):  # nothing else is left of b
+        trace(fn, specs(("b, 4", F32)), dims={"b": D("b", min=3, max=3)})
+
+
 def test_a_dim_of_another_scope():
     (c,) = symbolic_shape("c")
     with pytest.raises(CompileError, match="another symbolic scope at test_jaxpr_errors.py"):

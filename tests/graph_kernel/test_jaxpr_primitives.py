@@ -164,6 +164,14 @@ def test_known_positions_are_slices():
     assert not traced.graph.scope.checks
 
 
+def test_even_strides_are_slices():
+    def fn(x):
+        return [x[::2], x[1::3], x[:, ::2], x[:, 1::2], x[::-1], x[:, ::-1], x[1:-1:2]]
+
+    traced = check(fn, specs(("b+1, s+1", F32)), [{"b": 1, "s": 1}, {"b": 4, "s": 7}, {"b": 5, "s": 2}])
+    assert set(ops_of(traced)) <= {"slice", "rev"}
+
+
 def test_windows_at_unknown_positions():
     def fn(x, u, i):
         return [lax.dynamic_slice(x, (0, i), (1, 3)), x[i], x[:, i], lax.dynamic_slice_in_dim(x, i, 2, 1),
