@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from math import gcd
+from dataclasses import dataclass
 
 from symbolic import relations
 from symbolic.expr import FLOORDIV, MOD, SYMBOL, Atom, Dim, Expr, Mono, atom_expr, content, make, substitute, symbol
 from symbolic.functions import mod
-from symbolic.relations import Relation, either, lt
+from symbolic.journal import JournalDict
+from symbolic.relations import Relation, lt
 from symbolic.store import Store
 from symbolic.substitution import smallest_linear, without_content
 
@@ -27,33 +27,30 @@ class Alternatives:
     text: str
 
 
-@dataclass
 class Knowledge(Store):
     """A store that learns relations, and can do so for the time of one case of a proof."""
 
-    alternatives: list[Alternatives] = field(default_factory=list)
-    alternatives_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    rules: dict[Mono, str] = field(default_factory=dict)  # where each entry of ``products`` comes from
+    def __init__(self) -> None:
+        super().__init__()
+        self.alternatives: list[Alternatives] = []
+        self.alternatives_of: JournalDict[str, tuple[int, ...]] = JournalDict(self.journal)
+        self.rules: JournalDict[Mono, str] = JournalDict(self.journal)  # where each entry of ``products`` comes from
 
     @contextmanager
     def assuming(self, *rels: Relation) -> Iterator[None]:
         """What is learned inside is forgotten afterwards. Raises ``Contradiction`` where ``rels`` cannot hold."""
-        saved = (
-            dict(self.ranges), dict(self.order), len(self.inequalities), dict(self.by_symbol), dict(self.hidden),
-            dict(self.products), dict(self.sub.map), len(self.alternatives), dict(self.alternatives_of), dict(self.rules),
-            self._norms, self._bounds, self._plain,
-        )  # fmt: skip
+        mark = self.journal.mark()
+        lengths = len(self.inequalities), len(self.alternatives)
+        caches = self._norms, self._bounds, self._plain
         self._norms, self._bounds, self._plain = {}, {}, {}
         try:
             for rel in rels:
                 self.learn(rel, f"case {rel}")
             yield
         finally:
-            (
-                self.ranges, self.order, n, self.by_symbol, self.hidden, self.products, self.sub.map, m,
-                self.alternatives_of, self.rules, self._norms, self._bounds, self._plain,
-            ) = saved  # fmt: skip
-            del self.inequalities[n:], self.alternatives[m:]
+            self.journal.undo(mark)
+            self._norms, self._bounds, self._plain = caches
+            del self.inequalities[lengths[0] :], self.alternatives[lengths[1] :]
 
     def hide(self, hint: str, meaning: Dim, lo: int | None, hi: int | None, d: int = 1) -> str:
         """A hidden symbol that is exactly ``meaning / d``, ``meaning`` over declared symbols."""
@@ -120,7 +117,7 @@ class Knowledge(Store):
             self.learn_nonneg(self.norm(value - lo), f"{lo} <= {self._shown(name)} and {text}")
         if hi is not None:
             self.learn_nonneg(self.norm(hi - value), f"{self._shown(name)} <= {hi} and {text}")
-        for mono in [m for m in self.products if any(name in a.symbols for a in m)]:
+        for mono in self.rules_with(name):
             zero = self.sub.apply(make({mono: 1}) - self.products.pop(mono))
             self.changed()
             self.learn_zero(self.norm(zero), self.rules.pop(mono))
@@ -161,7 +158,7 @@ class Knowledge(Store):
         lead = make({mono: 1})
         value = lead - c * p
         lo, hi = self.bounds(lead)
-        self.products[mono] = value
+        self.add_rule(mono, value)
         self.rules[mono] = text
         self.changed()
         if lo is not None:
@@ -301,5 +298,3 @@ def _single_symbol(p: Expr) -> tuple[str, int] | None:
 def _atoms_of(dim: Expr) -> set[Atom]:
     return {a for m in dim.terms for a in m}
 
-
-__all__ = ["Alternatives", "Contradiction", "Knowledge", "either", "gcd", "substitute"]

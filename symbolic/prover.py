@@ -18,7 +18,7 @@ from symbolic.learn import Contradiction, Knowledge
 from symbolic.linear import certificate
 from symbolic.relations import Relation, divides, eq, ge, le, lt, ne
 
-FUEL = 60  # calls of the linear solver per question
+FUEL = 60  # cases plus calls of the linear solver per question
 MAX_FACTS = 48
 MAX_RESIDUES = 24
 MAX_DEPTH = 4
@@ -291,6 +291,7 @@ class Prover:
 
     def _all_cases(self, goals: tuple[Goal, ...], cases: list[Relation], depth: int) -> bool:
         for case in cases:
+            self.fuel -= 1
             try:
                 with self.store.assuming(case):
                     if self._prove(goals, depth + 1) is None:

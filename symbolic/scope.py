@@ -214,7 +214,7 @@ class Scope:
             candidate = le(low + 1, symbol(name))
             try:
                 with self._store.assuming(candidate):
-                    if self._prover.reason(rel) is not None:
+                    if self._prover.reason(rel, fuel=12) is not None:
                         return str(candidate)
             except Contradiction:
                 continue

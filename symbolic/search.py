@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from symbolic.expr import Dim, Expr, evaluate, make
+from symbolic.expr import Dim, Expr, evaluate, make, symbol
 from symbolic.learn import Knowledge
 from symbolic.relations import Relation
 
@@ -27,7 +27,7 @@ class Models:
     def __init__(self, store: Knowledge, symbols: dict, facts_of: dict) -> None:  # type: ignore[type-arg]
         """``symbols`` and ``facts_of`` (symbol -> facts) belong to the scope and grow with it."""
         self.store, self.symbols, self.facts_of = store, symbols, facts_of
-        self._cache: dict[tuple[str, ...], list[dict[str, int]]] = {}
+        self._cache: dict[tuple[str, ...], tuple[list[dict[str, int]], Iterator[dict[str, int]]]] = {}
 
     def changed(self) -> None:
         """Forgets all models."""
@@ -47,27 +47,28 @@ class Models:
         component = self._component(rel)
         return None if component is None else self._verified(rel, self._sample(component, SEARCH_TRIALS, 10**6))
 
-    def values_for(self, rel: Relation) -> list[dict[str, int]]:
+    def values_for(self, rel: Relation) -> Iterator[dict[str, int]]:
         """Values of the symbols of ``rel`` in each kept model."""
-        component = self._component(rel)
-        return [] if component is None else [self._declared(rel.symbols, m) for m in self._models(component)]
+        names = rel.symbols
+        inner = [(n, self.store.sub.apply(symbol(n))) for n in names]
+        for model in self._models(self._component(rel)):
+            yield {n: evaluate(dim, model) for n, dim in inner}
 
     # --- components ---------------------------------------------------------------------------------------------------------
 
     def _component(self, rel: Relation) -> tuple[str, ...] | None:
         """Root symbols connected with ``rel`` through facts, in order of discovery; None if there are too many."""
         store = self.store
-        names = dict.fromkeys(s for name in rel.symbols for s in self._roots(make_symbol(name)))
+        names = dict.fromkeys(s for name in rel.symbols for s in self._roots(symbol(name)))
         queue = list(names)
         seen: set[int] = set()
-        rules = self._rules()
         for name in queue:
             if len(queue) > MAX_ROOTS or len(seen) > MAX_FACTS:
                 return None
             near = [store.inequalities[i].expr for i in store.by_symbol.get(name, ()) if i not in seen]
             seen.update(store.by_symbol.get(name, ()))
             near += [a for i in store.alternatives_of.get(name, ()) for r in store.alternatives[i].parts for a in _dims(r)]
-            near += [zero for zero in rules if name in zero.symbol_set]
+            near += self._rules(name)
             for dim in near:
                 for other in self._roots(dim):
                     if other not in names:
@@ -75,9 +76,9 @@ class Models:
                         queue.append(other)
         return tuple(queue) if len(queue) <= MAX_ROOTS else None
 
-    def _rules(self) -> list[Expr]:
-        """The rewrite rules as dims that are zero."""
-        zeros = [self.store.sub.apply(make({m: 1}) - v) for m, v in self.store.products.items()]
+    def _rules(self, name: str) -> list[Expr]:
+        """The rewrite rules that mention the root ``name``, as dims that are zero."""
+        zeros = [self.store.sub.apply(make({m: 1}) - self.store.products[m]) for m in self.store.rules_with(name)]
         return [z for z in zeros if isinstance(z, Expr)]
 
     def _roots(self, dim: Dim) -> tuple[str, ...]:
@@ -86,13 +87,18 @@ class Models:
 
     # --- models ---------------------------------------------------------------------------------------------------------------
 
-    def _models(self, component: tuple[str, ...] | None) -> list[dict[str, int]]:
+    def _models(self, component: tuple[str, ...] | None) -> Iterator[dict[str, int]]:
+        """The kept models of a component, made one by one as they are asked for."""
         if component is None:
-            return []
-        known = self._cache.get(component)
-        if known is None:
-            known = self._cache[component] = list(self._sample(component, TRIALS, KEPT))
-        return known
+            return
+        entry = self._cache.get(component)
+        if entry is None:
+            entry = self._cache[component] = [], self._sample(component, TRIALS, KEPT)
+        made, more = entry
+        yield from made
+        for model in more:
+            made.append(model)
+            yield model
 
     def _sample(self, component: tuple[str, ...], trials: int, wanted: int) -> Iterator[dict[str, int]]:
         constraints = self._constraints(component)
@@ -103,8 +109,7 @@ class Models:
             point: dict[str, int] = {}
             for i, name in enumerate(component):
                 state = (state * 1103515245 + 12345) % 2**31
-                pick = trial if i == 0 and trial < 8 else (state >> 8) % (2 + min(trial, len(_STEPS) - 2))
-                point[name] = self._pick(name, _STEPS[pick % len(_STEPS)], state >> 20)
+                point[name] = self._pick(name, self._step(trial, i, state), state >> 20)
             if not self._repair(point, constraints):
                 continue
             if not all(any(r.holds(point) for r in parts) for parts in alternatives):
@@ -115,6 +120,15 @@ class Models:
                 yield point
                 if len(found) >= wanted:
                     return
+
+    @staticmethod
+    def _step(trial: int, i: int, state: int) -> int:
+        """How far from its lower bound symbol ``i`` goes: all at it first, then all different, then at random."""
+        if trial == 0:
+            return 0
+        if trial == 1:
+            return i + 2
+        return _STEPS[(state >> 8) % (2 + min(trial, len(_STEPS) - 2))]
 
     def _pick(self, name: str, step: int, noise: int) -> int:
         lo, hi = self.store.ranges[name]
@@ -132,9 +146,8 @@ class Models:
         store = self.store
         indices = sorted({i for name in component for i in store.by_symbol.get(name, ())})
         dims = [store.sub.apply(store.inequalities[i].expr) for i in indices]
-        for zero in self._rules():
-            if not zero.symbol_set.isdisjoint(component):
-                dims += [zero, -zero]
+        for zero in dict.fromkeys(z for name in component for z in self._rules(name)):
+            dims += [zero, -zero]
         return [d for d in dims if isinstance(d, Expr)]
 
     def _alternatives(self, component: tuple[str, ...]) -> list[list[Relation]]:
@@ -170,16 +183,16 @@ class Models:
     # --- from roots to declared symbols ------------------------------------------------------------------------------------------
 
     def _declared(self, names: tuple[str, ...], model: dict[str, int]) -> dict[str, int]:
-        return {n: evaluate(self.store.sub.apply(make_symbol(n)), model) for n in names}
+        return {n: evaluate(self.store.sub.apply(symbol(n)), model) for n in names}
 
-    def _verified(self, rel: Relation, models: Iterator[dict[str, int]] | list[dict[str, int]]) -> dict[str, int] | None:
+    def _verified(self, rel: Relation, models: Iterator[dict[str, int]]) -> dict[str, int] | None:
         names = self._neighbours(rel)
         for model in models:
             values = self._declared(rel.symbols, model)
             if rel.holds(values):
                 continue
             for name in names:
-                inner = self.store.sub.apply(make_symbol(name))
+                inner = self.store.sub.apply(symbol(name))
                 if name not in values and (isinstance(inner, int) or inner.symbol_set <= model.keys()):
                     values[name] = evaluate(inner, model)
             if self._meets_facts(values):
@@ -203,13 +216,6 @@ class Models:
             return False
         facts = dict.fromkeys(f for n in values for f in self.facts_of.get(n, ())[:64])
         return all(f.rel.holds(values) for f in facts if all(s in values for s in f.rel.symbols))
-
-
-def make_symbol(name: str) -> Expr:
-    """The expression of a symbol."""
-    from symbolic.expr import symbol
-
-    return symbol(name)
 
 
 def _dims(rel: Relation) -> list[Dim]:

@@ -8,7 +8,7 @@ divisor, ``c = 8*c' + r``, is replaced by that expression over a hidden symbol `
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from symbolic import functions
 from symbolic.expr import (
@@ -24,10 +24,10 @@ from symbolic.expr import (
     Mono,
     atom_expr,
     make,
-    substitute,
-    symbol,
+    symbols_of,
 )
 from symbolic.functions import Range, mul_range, poly_divmod, scale_range
+from symbolic.journal import Journal, JournalDict
 from symbolic.substitution import Substitution
 
 
@@ -39,20 +39,21 @@ class Inequality:
     text: str
 
 
-@dataclass
 class Store:
     """Ranges of roots, eliminated symbols, product rules and inequalities."""
 
-    ranges: dict[str, Range] = field(default_factory=dict)
-    order: dict[str, int] = field(default_factory=dict)  # symbol -> rank: declaration order, hidden symbols after all others
-    inequalities: list[Inequality] = field(default_factory=list)
-    by_symbol: dict[str, tuple[int, ...]] = field(default_factory=dict)  # symbol -> indices into inequalities
-    hidden: dict[str, tuple[Dim, int]] = field(default_factory=dict)  # hidden symbol h -> (x, d): h is x / d, exactly
-    products: dict[Mono, Dim] = field(default_factory=dict)  # monomial of degree > 1 -> its value
-    steps: int = 0  # work done, for budgets and tests
-
-    def __post_init__(self) -> None:
-        self.sub = Substitution(lambda name: self.order[name])
+    def __init__(self) -> None:
+        self.journal = Journal()
+        self.ranges: JournalDict[str, Range] = JournalDict(self.journal)
+        self.order: JournalDict[str, int] = JournalDict(self.journal)  # symbol -> rank: the order of declaration
+        self.inequalities: list[Inequality] = []
+        self.by_symbol: JournalDict[str, tuple[int, ...]] = JournalDict(self.journal)  # symbol -> indices of inequalities
+        self.hidden: JournalDict[str, tuple[Dim, int]] = JournalDict(self.journal)  # hidden symbol h -> (x, d): h == x / d exactly
+        self.products: JournalDict[Mono, Dim] = JournalDict(self.journal)  # leading monomial -> its value
+        self.rules_at: JournalDict[Atom, tuple[Mono, ...]] = JournalDict(self.journal)  # first atom of a lead -> leads
+        self.rules_of: JournalDict[str, tuple[Mono, ...]] = JournalDict(self.journal)  # symbol -> leads of rules with it
+        self.sub = Substitution(JournalDict(self.journal), self.order.__getitem__)
+        self.steps = 0  # work done, for tests
         self._norms: dict[Dim, Dim] = {}
         self._bounds: dict[Expr, Range] = {}
         self._plain: dict[Dim, Dim] = {}  # facts in normal form, made without the help of other facts
@@ -141,11 +142,25 @@ class Store:
         return dim
 
     def _product_rule(self, mono: Mono) -> tuple[Mono, Dim] | None:
-        for lead, value in self.products.items():
-            quotient = functions.mono_quotient(mono, lead)
-            if quotient is not None:
-                return quotient, value
+        for atom in dict.fromkeys(mono):
+            for lead in self.rules_at.get(atom, ()):
+                quotient = functions.mono_quotient(mono, lead)
+                if quotient is not None and lead in self.products:
+                    return quotient, self.products[lead]
         return None
+
+    def add_rule(self, lead: Mono, value: Dim) -> None:
+        """``lead`` is replaced by ``value`` from now on."""
+        self.products[lead] = value
+        if lead not in self.rules_at.get(lead[0], ()):
+            self.rules_at[lead[0]] = (*self.rules_at.get(lead[0], ()), lead)
+        for name in dict.fromkeys((*make({lead: 1}).symbols, *symbols_of(value))):  # type: ignore[union-attr]
+            if lead not in self.rules_of.get(name, ()):
+                self.rules_of[name] = (*self.rules_of.get(name, ()), lead)
+
+    def rules_with(self, name: str) -> list[Mono]:
+        """Leads of the rules that mention the root ``name``."""
+        return [lead for lead in self.rules_of.get(name, ()) if lead in self.products]
 
     def _rewrite(self, atom: Atom) -> Dim | None:
         """A simpler value of ``atom`` (its arguments are already in normal form), or None."""
@@ -385,5 +400,3 @@ def _mod_range(x: Range, d: Range) -> Range:
         hi = x[1] if hi is None else min(hi, x[1])
     return 0, hi
 
-
-__all__ = ["Inequality", "Store", "substitute", "symbol"]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import gcd
 
-from symbolic.expr import SYMBOL, Dim, Expr, atom_expr, exact_div, make, symbol
+from symbolic.expr import SYMBOL, Dim, Expr, exact_div
 
 
 class Substitution:
     """Maps eliminated symbols to expressions over the symbols that remain (the roots)."""
 
-    def __init__(self, rank: Callable[[str], int]) -> None:
-        """``rank`` orders symbols: of two candidates the one with the larger rank is eliminated."""
+    def __init__(self, mapping: dict[str, Dim], rank: Callable[[str], int]) -> None:
+        """``mapping`` is filled here; of two candidates the one with the larger ``rank`` is eliminated."""
         self.rank = rank
-        self.map: dict[str, Dim] = {}
+        self.map = mapping
 
     def apply(self, dim: Dim) -> Dim:
         """``dim`` over root symbols."""
@@ -63,15 +63,6 @@ class Substitution:
             best = (name, c)
         return best
 
-    def eliminate(self, zero: Expr) -> str | None:
-        """Uses ``zero == 0`` (over roots) to eliminate a symbol; returns its name, or None where no symbol has coefficient +-1."""
-        found = self.candidate(zero)
-        if found is None:
-            return None
-        name, c = found
-        self.define(name, symbol(name) - zero if c == 1 else symbol(name) + zero)
-        return name
-
     def define(self, name: str, value: Dim) -> None:
         """Eliminates the root ``name``: it equals ``value`` (over roots, without ``name``)."""
         self.map[name] = value
@@ -98,5 +89,3 @@ def without_content(zero: Expr) -> Dim | None:
             g = gcd(g, c)
     return None if zero.constant % g else exact_div(zero, g)
 
-
-__all__ = ["Substitution", "atom_expr", "make", "smallest_linear", "without_content"]
