@@ -142,6 +142,8 @@ def slice_of_reshape(rw: Rewriter, node: Node) -> Value | None:
     if inner is None or not rw.single_use(node.inputs[0]):
         return None
     (x,) = inner.inputs
+    if x.producer is None:
+        return None  # a reshape of an input is a renaming; axis_splitting puts it there
     groups = axis_groups(rw.scope, x.shape, inner.output.shape)
     if groups is None or any(len(ins) > 1 or len(outs) > 1 for ins, outs in groups):
         return None
