@@ -111,9 +111,9 @@ def test_sympy_mod_and_floor_are_never_built() -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sympy":
                 wrong += [f"{where}:{node.lineno} {a.name}" for a in node.names if a.name in names]
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                if node.value.id in aliases and node.attr in names:
-                    wrong.append(f"{where}:{node.lineno} sympy.{node.attr}")
+            of_name = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+            if of_name and node.value.id in aliases and node.attr in names:
+                wrong.append(f"{where}:{node.lineno} sympy.{node.attr}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from vm import intcode, isa
 from vm.dtypes import dtype_of, item_size
-from vm.errors import InputError, ProgramError, ShapeError
+from vm.errors import InputError, OutOfMemory, ProgramError, ShapeError
 from vm.intcode import IntCode
 from vm.program import (
     LANES,
@@ -30,11 +30,13 @@ from vm.program import (
     KernelStep,
     Program,
     Step,
+    Symbol,
     WhileStep,
 )
 from vm.validate import RELOC_MASK
 
 _ROW_LO, _ROW_BITS = isa.ADDR_ROW
+_LARGEST_SIZE = (1 << 63) - 1  # of an array axis
 _CACHE_ENTRIES = 1024
 _CACHE_BYTES = 32 << 20  # of words over all cached programs
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
@@ -101,7 +103,7 @@ class Binder:
         self._lock = threading.Lock()
         self._expected = [(len(spec.dims), dtype_of(spec.dtype)) for spec in program.inputs]
         self._input_dims = [reg for spec in program.inputs for reg in spec.dims]
-        self._limits = [(s.min, s.max, s.multiple_of, s.remainder) for s in program.symbols]
+        self._limits = [(s.min, _top(s), s.multiple_of, s.remainder) for s in program.symbols]
         self._check_regs = [check.reg for check in program.checks]
         self._arenas = sorted(program.arena_rows.items())
         self._host_regs = [_has_reg(step.attrs) for step in self.hosts]
@@ -185,9 +187,10 @@ class Binder:
 
     def bind(self, symbols: tuple[int, ...], sizes: tuple[int, ...] | None = None) -> BoundProgram:
         """The program at these symbol values. ``ShapeError`` if a symbol is out of its range, if ``sizes`` (of all input axes, when
-        known) are not what the symbols give, or if a launch check fails; ``ProgramError`` if a value does not fit its field."""
+        known) are not what the symbols give, or if a launch check fails; ``OutOfMemory`` if an arena is larger than an address can
+        name; ``ProgramError`` if a value does not fit its field or a buffer its arena."""
         for value, (low, high, multiple, remainder) in zip(symbols, self._limits, strict=True):
-            if value < low or (high is not None and value > high) or (value - remainder) % multiple:
+            if value < low or value > high or (value - remainder) % multiple:
                 raise self._symbol_error(symbols, sizes)
         regs = self.program.code.run(symbols)
         dims = tuple([regs[r] for r in self._input_dims])
@@ -198,6 +201,12 @@ class Binder:
                 raise self._check_error(i, symbols)
         numbers, inexact = _int64(regs)
         arenas = {key: regs[reg] for key, reg in self._arenas}
+        for (space, size), rows in arenas.items():
+            if rows >= 1 << _ROW_BITS:
+                raise OutOfMemory(
+                    f"{self._at(symbols)}: {SPACE_NAMES[space]} memory of {rows:,} rows of {LANES} {size}-byte items is beyond what "
+                    f"addresses can name"
+                )
         self._check_buffers(regs, numbers, inexact, symbols)
         words = self._patched(regs, numbers, inexact)
         return BoundProgram(
@@ -231,8 +240,8 @@ class Binder:
 
     def _symbol_error(self, symbols: tuple[int, ...], sizes: tuple[int, ...] | None) -> ShapeError:
         for i, (value, s) in enumerate(zip(symbols, self.program.symbols, strict=True)):
-            top = "" if s.max is None else f", at most {s.max}"
-            if value < s.min or (s.max is not None and value > s.max):
+            top = "" if s.max is None and value < s.min else f", at most {_top(s)}"
+            if value < s.min or value > _top(s):
                 wanted = f"it must be at least {s.min}{top}"
             elif (value - s.remainder) % s.multiple_of:
                 rest = f" plus {s.remainder}" if s.remainder else ""
@@ -288,7 +297,7 @@ class Binder:
         ]
         self._buffer_arena = np.array(rows, np.intp)[self._in_arena]
         self._buffer_offset = np.array([b.offset for b in buffers if b.offset is not None], np.intp)
-        self._items = np.array([dtype_of(b.dtype).itemsize // item_size(b.dtype) for b in buffers], np.int64)
+        self._lanes = np.array([LANES * item_size(b.dtype) // dtype_of(b.dtype).itemsize for b in buffers], np.int64)
 
     def _check_buffers(
         self, regs: list[int], numbers: np.ndarray, inexact: np.ndarray | None, symbols: tuple[int, ...]
@@ -302,8 +311,8 @@ class Binder:
             self._negative(regs, symbols)
         bad = elements[self._claim_buffer] < dims.prod(axis=1, dtype=np.float64)  # floats: the product must not wrap
         offset, top = numbers[self._buffer_offset], numbers[self._buffer_arena]
-        rows = -(-(elements * self._items)[self._in_arena] // LANES)
-        outside = (offset < 0) | (offset > top) | (rows > top - offset) | (top >= 1 << _ROW_BITS)
+        rows = -(-elements // self._lanes)[self._in_arena]
+        outside = (offset < 0) | (offset > top) | (rows > top - offset)
         if inexact is not None:  # saturated values would make the sums above wrong
             bad |= inexact[self._buffer_elements][self._claim_buffer] | inexact[self._claim_dims].any(axis=1)
             outside |= inexact[self._buffer_offset] | inexact[self._buffer_arena]
@@ -325,7 +334,7 @@ class Binder:
 
     def _negative(self, regs: list[int], symbols: tuple[int, ...]) -> None:
         """An output of negative size is the caller's business, any other buffer's the compiler's."""
-        at = ", ".join(f"{s.name} = {v}" for s, v in zip(self.program.symbols, symbols, strict=True))
+        at = self._at(symbols)
         for spec in self.program.outputs:
             for axis, reg in enumerate(spec.dims):
                 if regs[reg] < 0:
@@ -334,6 +343,9 @@ class Binder:
         raise ShapeError(
             f"a tensor inside the program (buffer {i}) has a negative size {self._shape_of(i, regs)} with {at}"
         )
+
+    def _at(self, symbols: tuple[int, ...]) -> str:
+        return ", ".join(f"{s.name} = {v}" for s, v in zip(self.program.symbols, symbols, strict=True))
 
     def _shape_of(self, buffer: int, regs: list[int]) -> list[int]:
         return [regs[r] for r in self.program.buffers[buffer].dims]
@@ -423,6 +435,10 @@ def _blocks(step: CondStep | WhileStep | ForStep) -> Iterator[tuple[Step, ...]]:
     if isinstance(step, WhileStep):
         yield step.cond
     yield step.body
+
+
+def _top(symbol: Symbol) -> int:
+    return _LARGEST_SIZE if symbol.max is None else symbol.max
 
 
 def _clear(mask: int) -> np.uint64:

@@ -6,6 +6,7 @@ of ``vm.isa``. What passes can be bound; what fails is a ``ProgramError`` before
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,10 +36,12 @@ from vm.program import (
 
 MAX_DEPTH = 16  # nesting of control steps
 MAX_PLAIN_DEPTH = 64  # nesting of attributes, argument trees and debug data
+MAX_WORDS = 1 << 24  # of all kernel steps, which a bind lays out one after the other
 MAX_BITS = 1 << 16  # of any register, so that mutated integer code cannot square itself into a hang
 # The bits of a word that a relocation fills: lane row, log2 of the item size, space.
 RELOC_MASK = sum(((1 << width) - 1) << lo for lo, width in (isa.ADDR_ROW, isa.ADDR_ITEM, isa.ADDR_SPACE))
 
+_CHIP_NAME = re.compile(r"\w[\w.-]{0,63}(?<!\.toml)", re.ASCII)
 _SIZE_LIMIT = (1 << 63) - 1  # no array axis is longer
 
 
@@ -86,8 +89,10 @@ def _validate(program: Program) -> None:
             f"constant {i} has no known element type",
         )
     _buffers(program, known)
-    _steps(program, program.steps, 0)
-    _expect(isinstance(program.chip, str), "the chip is a name")
+    words = _steps(program, program.steps, 0)
+    _expect(words <= MAX_WORDS, f"the steps launch {words} words, more than {MAX_WORDS}")
+    plain_name = isinstance(program.chip, str) and _CHIP_NAME.fullmatch(program.chip)
+    _expect(bool(plain_name), f"{program.chip!r} is not the name of a chip")  # Chip.load also takes paths
     for tree in (program.in_tree, program.out_tree, program.debug):
         _plain(tree, program, regs=False)
 
@@ -253,30 +258,34 @@ def _fixed(program: Program, buffer: Buffer, known: dict[int, int], what: str) -
     _expect(known.get(buffer.elements) == constant.size, f"{what}: element count is not {constant.size}")
 
 
-def _steps(program: Program, steps: Sequence[Step], depth: int) -> None:
+def _steps(program: Program, steps: Sequence[Step], depth: int) -> int:
+    """Checks steps and what is nested in them. Returns the words of their kernels."""
     _expect(depth <= MAX_DEPTH, f"steps are nested deeper than {MAX_DEPTH}")
+    words = 0
     for step in steps:
         if isinstance(step, KernelStep):
             _kernel(program, step)
+            words += len(program.templates[step.template].words)
         elif isinstance(step, HostStep):
             _host(program, step)
         elif isinstance(step, CondStep):
             _scalar(program, step.selector, ("bool", *INTEGERS), "selector")
             _expect(len(step.branches) > 0, "a conditional without branches")
             for branch in step.branches:
-                _steps(program, branch, depth + 1)
+                words += _steps(program, branch, depth + 1)
         elif isinstance(step, WhileStep):
             _scalar(program, step.predicate, ("bool",), "predicate")
-            _steps(program, step.cond, depth + 1)
-            _steps(program, step.body, depth + 1)
+            words += _steps(program, step.cond, depth + 1)
+            words += _steps(program, step.body, depth + 1)
         elif isinstance(step, ForStep):
             _scalar(program, step.counter, ("int32",), "counter")
             _expect(program.buffers[step.counter].space in (TEMP, OUTPUT), "a loop counter must be writable")
             _registers([step.count], program.code, "loop count")
             _expect(isinstance(step.reverse, bool), "reverse is a bool")
-            _steps(program, step.body, depth + 1)
+            words += _steps(program, step.body, depth + 1)
         else:
             raise ProgramError(f"{type(step).__name__} is no step")
+    return words
 
 
 def _scalar(program: Program, index: int, dtypes: Sequence[str], what: str) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.vm.sample_programs import layer, programs, rows, sample
 from vm import program as pg
 from vm.binder import Binder, BoundProgram
-from vm.errors import InputError, ProgramError, ShapeError
+from vm.errors import InputError, OutOfMemory, ProgramError, ShapeError
 from vm.intcode import ADD, FLOORDIV, MUL, SUB, Builder
 from vm.program import INPUT, OUTPUT, TEMP
 from vm.validate import validate
@@ -236,7 +236,13 @@ def test_any_value_in_any_field(width: int, data: st.DataObject) -> None:
 
 def test_rows_up_to_forty_bits() -> None:
     p = sample()
-    for row, fits in (((1 << 40) - 2, True), ((1 << 40) - 1, False), (-1, False), (1 << 80, False)):
+    for row, fits in (
+        ((1 << 40) - 2, True),
+        ((1 << 40) - 1, False),
+        (-1, False),
+        (1 << 80, False),
+        (-(1 << 80), False),
+    ):
         code = Builder(1)
         reg, one = code.const(row), code.const(1)
         end = code.op(ADD, reg, one)
@@ -248,7 +254,8 @@ def test_rows_up_to_forty_bits() -> None:
             word = int(Binder(program).bind((0,)).words[3])
             assert word & ((1 << 40) - 1) == row
         else:
-            with pytest.raises(ProgramError, match="not inside the temp arena"):
+            error, match = (ProgramError, "not inside the temp arena") if row < 0 else (OutOfMemory, "temp memory of")
+            with pytest.raises(error, match=match):
                 Binder(program).bind((0,))
 
 
@@ -264,6 +271,15 @@ def test_a_buffer_outside_its_arena() -> None:
         buffers = tuple(dataclasses.replace(b, **change) if j == i else b for j, b in enumerate(p.buffers))
         with pytest.raises(ProgramError, match=match):
             launch(Binder(dataclasses.replace(p, buffers=buffers)), arrays(300))
+
+
+def test_sizes_beyond_any_memory() -> None:
+    binder = Binder(layer())
+    assert binder.bind_symbols(b=1, s=1).arena_rows[(INPUT, 4)] == 1
+    with pytest.raises(OutOfMemory, match=r"b = 1\d+, s = 4096: input memory of"):
+        binder.bind_symbols(b=10**12, s=4096)
+    with pytest.raises(ShapeError, match="at most 9223372036854775807"):
+        binder.bind_symbols(b=10**30, s=1)
 
 
 def test_cache_is_least_recently_used_and_bounded() -> None:
