@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from symbolic import relations
 from symbolic.expr import FLOORDIV, MOD, SYMBOL, Atom, Dim, Expr, Mono, atom_expr, content, make, substitute, symbol
-from symbolic.functions import mod
+from symbolic.functions import Range, mod
 from symbolic.journal import JournalDict
 from symbolic.relations import Relation, lt
 from symbolic.store import Store
@@ -262,9 +262,12 @@ class Knowledge(Store):
 
     def _learn_either(self, parts: tuple[Relation, ...], text: str) -> None:
         possible = []
+        names = tuple(dict.fromkeys(s for r in parts for s in self._roots(r)))[:8]
+        spans: list[list[Range]] = []
         for part in parts:
             try:
                 with self.assuming(part):
+                    spans.append([self.bounds(self.sub.apply(symbol(n))) for n in names])
                     possible.append(part)
             except Contradiction:
                 continue
@@ -275,10 +278,15 @@ class Knowledge(Store):
             return
         index = len(self.alternatives)
         self.alternatives.append(Alternatives(tuple(possible), text))
-        names = dict.fromkeys(s for r in possible for a in r.args for s in self._roots(a))
-        for name in names:
+        for name in dict.fromkeys(s for r in possible for s in self._roots(r)):
             self.alternatives_of[name] = (*self.alternatives_of.get(name, ()), index)
         self.changed()
+        for name, ranges in zip(names, zip(*spans, strict=True), strict=True):
+            lows, highs = [lo for lo, _ in ranges], [hi for _, hi in ranges]
+            if None not in lows:
+                self.learn_nonneg(self.norm(symbol(name) - min(lows)), text)  # type: ignore[type-var]
+            if None not in highs:
+                self.learn_nonneg(self.norm(max(highs) - symbol(name)), text)  # type: ignore[type-var]
 
     def _roots(self, part: Dim | Relation) -> tuple[str, ...]:
         if isinstance(part, Relation):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from symbolic import functions
 from symbolic.expr import Dim, symbol
-from symbolic.relations import DIVIDES, EQ, Relation, divides, either, eq, ge, gt, le, lt, ne
+from symbolic.relations import Relation, divides, either, eq, ge, gt, le, lt, ne
 from vm.errors import CompileError
 
 _TOKEN = re.compile(
@@ -41,6 +41,7 @@ class _Parser:
         self.text = text
         self.at = 0
         self.depth = 0
+        self.remainder: tuple[Dim, Dim] | None = None  # (x, d) where what was read last is just "x % d"
         self.tokens: list[tuple[str, str, int]] = []
         position = 0
         while text[position:].strip():
@@ -84,6 +85,7 @@ class _Parser:
         while op := self.sign("+", "-"):
             right = self.term()
             value = value + right if op == "+" else value - right
+            self.remainder = None
         return value
 
     def term(self) -> Dim:
@@ -94,6 +96,7 @@ class _Parser:
             if op == "^":
                 self._fail("'^' is not a dimension operator, use '**'", self.tokens[self.at - 1][2])
             right = self.unary()
+            self.remainder = (value, right) if op == "%" else None
             if op == "*":
                 value = value * right
             elif isinstance(right, int) and right == 0:
@@ -108,7 +111,9 @@ class _Parser:
             self._fail("too deeply nested")
         try:
             if self.sign("-"):
-                return -self.unary()
+                value = -self.unary()
+                self.remainder = None
+                return value
             if self.sign("+"):
                 return self.unary()
             return self.power()
@@ -121,6 +126,7 @@ class _Parser:
             exponent = self.unary()
             if not isinstance(exponent, int) or not 0 <= exponent <= _MAX_POWER:
                 self._fail(f"an exponent is an integer from 0 to {_MAX_POWER}")
+            self.remainder = None
             return base**exponent
         return base
 
@@ -134,6 +140,7 @@ class _Parser:
             self.expect(")")
             return inner
         self.at += 1
+        self.remainder = None
         if kind == "number":
             return int(value)
         if kind == "name" and value in _FUNCTIONS and self.sign("("):
@@ -145,6 +152,7 @@ class _Parser:
         while self.sign(","):
             args.append(self.sum())
         self.expect(")")
+        self.remainder = None
         if len(args) != _ARITY.get(name, len(args)):
             self._fail(f"{name} takes {_ARITY[name]} arguments")
         if name in _ARITY and isinstance(args[1], int) and args[1] == 0:
@@ -163,19 +171,11 @@ class _Parser:
         op = self.sign(*_COMPARE)
         if op is None:
             self._fail("expected ==, !=, <=, <, >= or >")
+        remainder = self.remainder
         right = self.sum()
-        rel = _COMPARE[op or "=="](left, right)
-        return _as_divides(rel)
-
-
-def _as_divides(rel: Relation) -> Relation:
-    """``x % d == 0`` as the relation "d divides x" (for a constant d, where both mean the same)."""
-    if rel.op != EQ or rel.args[1] != 0 or isinstance(rel.args[0], int):
-        return rel
-    atom = rel.args[0].as_atom
-    if atom is None or atom.op != "mod" or not isinstance(atom.args[1], int):
-        return rel
-    return divides(atom.args[1], atom.args[0])
+        if op == "==" and remainder is not None and isinstance(right, int) and right == 0:
+            return divides(remainder[1], remainder[0])
+        return _COMPARE[op or "=="](left, right)
 
 
 def parse(text: str) -> Dim:
@@ -193,5 +193,3 @@ def parse_relation(text: str) -> Relation:
     parser.end()
     return rel
 
-
-__all__ = ["DIVIDES", "parse", "parse_relation"]

@@ -304,6 +304,10 @@ class Prover:
         """Exhaustive lists of cases that may help, the most promising first. Relations are over roots."""
         store = self.store
         dims = [d for g in goals for d in (store.norm(g.dim), store.norm(g.divisor)) if isinstance(d, Expr)]
+        for g in goals:
+            if g.kind == MULTIPLE and isinstance(g.divisor, int) and g.divisor:
+                rest = store.norm(mod(store.norm(g.dim), g.divisor))
+                dims += [rest] if isinstance(rest, Expr) else []
         atoms = _all_atoms(dims)
         for atom in atoms:
             if atom.op in (MAX, MIN):

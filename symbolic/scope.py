@@ -252,7 +252,21 @@ class Scope:
             where = f", needed by {origin}" if origin else ""
             raise CompileError(f"{message or f'{rel} can never hold'}{where}")
         self._add_fact(Fact(rel, origin))
+        self._drop_implied(rel)
         self.checks.append(LaunchCheck(rel, origin, message or f"{rel} is required"))
+
+    def _drop_implied(self, new: Relation) -> None:
+        """Drops earlier checks that follow from declarations and ``new`` alone."""
+        names = new.symbol_set
+        near = [c for c in self.checks[-64:] if not names.isdisjoint(c.rel.symbol_set)][-8:]
+        for check in near:
+            trial = Scope()
+            for name in sorted(names | check.rel.symbol_set):
+                info = self.symbols[name]
+                trial._add(info)
+            trial._add_fact(Fact(new, ""))
+            if trial.proves(check.rel):
+                self.checks.remove(check)
 
     def simplify(self, dim: Dim) -> Dim:
         """The canonical dim among all that are known to be equal to ``dim`` by normal form."""
