@@ -118,12 +118,12 @@ def typed(name: str) -> np.dtype:
     return bfloat16 if name == "bfloat16" else np.dtype(name)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "complex128"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "complex128"])
 def test_unary(dtype: str) -> None:
     x = numbers(typed(dtype))
     expected = expect_all({n: f for n, f in UNARY.items() if dtype != "complex128" or n not in REAL_ONLY}, x)
     for name, value in expected.items():
-        close(run(name, x), value, 1e-5 if dtype == "float32" else None)
+        close(run(name, x), value)
 
 
 NOT_FOR = {
@@ -247,7 +247,7 @@ def test_threefry() -> None:
 # ---- along axes
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "int32", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool"])
 def test_reductions(dtype: str) -> None:
     kinds = {"bool": ("max", "min", "and", "or"), "int32": ("sum", "prod", "max", "min", "and", "or")}.get(
         dtype, ("sum", "prod", "max", "min")
@@ -570,8 +570,8 @@ def test_conv(x_shape: tuple[int, ...], w_shape: tuple[int, ...], attrs: dict[st
         "strides": (1,) * spatial, "padding": ((0, 0),) * spatial, "base_dilation": (1,) * spatial,
         "window_dilation": (1,) * spatial, "groups": 1, "batch_groups": 1, **attrs,
     }  # fmt: skip
-    if dtype == "complex128" and (full["groups"] > 1 or full["batch_groups"] > 1):
-        return  # lax emulates these with real convolutions of another layout
+    if dtype != "float64" and attrs and "strides" not in attrs:
+        return  # one plain and one full case are enough
     expected = expect(
         lambda a, b: lax.conv_general_dilated(
             a, b, full["strides"], full["padding"], full["base_dilation"], full["window_dilation"],
