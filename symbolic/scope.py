@@ -13,6 +13,7 @@ from symbolic.learn import Contradiction, Knowledge
 from symbolic.prover import Prover
 from symbolic.relations import Relation, divides, eq, le
 from symbolic.search import Models
+from symbolic.tidy import tidy
 from vm.errors import CompileError
 
 
@@ -251,9 +252,10 @@ class Scope:
         if not self._satisfiable(rel) and self._prover.impossible(rel):
             where = f", needed by {origin}" if origin else ""
             raise CompileError(f"{message or f'{rel} can never hold'}{where}")
+        rel, message = tidy(rel, self._store), message or f"{rel} is required"
         self._add_fact(Fact(rel, origin))
         self._drop_implied(rel)
-        self.checks.append(LaunchCheck(rel, origin, message or f"{rel} is required"))
+        self.checks.append(LaunchCheck(rel, origin, message))
 
     def _drop_implied(self, new: Relation) -> None:
         """Drops earlier checks that follow from declarations and ``new`` alone."""

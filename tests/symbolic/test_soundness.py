@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from symbolic import Expr, Scope, divides, eq, evaluate, le, lower, lower_relation, parse, parse_relation, symbol
 from tests.symbolic.strategies import NAMES, random_dim, random_relation, random_scope
+from vm.errors import CompileError
 from vm.intcode import Builder
 
 seeds = st.integers(0, 2**48)
@@ -97,6 +98,27 @@ def test_integer_code_computes_the_same(seed):
 @given(seeds)
 def test_no_answer_is_wrong(seed):
     check_answers(random.Random(seed), 3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seeds)
+def test_launch_checks_mean_what_was_required(seed):
+    """Dropping implied checks and rewriting them plainly changes nothing: they hold exactly where the requirements do."""
+    rng = random.Random(seed)
+    scope, points = random_scope(rng)
+    required = []
+    for _ in range(3):
+        rel = random_relation(rng, 1)
+        still = [p for p in points if all(r.holds(p) for r in [*required, rel])]
+        try:
+            scope.require(rel, "an op")
+        except CompileError:
+            assert not still, (str(rel), scope.constraints, still[:1])
+            continue
+        required.append(rel)
+    for point in points:
+        by_checks = all(c.rel.holds(point) for c in scope.checks)
+        assert by_checks == all(r.holds(point) for r in required), (point, list(map(str, required)), scope.constraints)
 
 
 @pytest.mark.slow
