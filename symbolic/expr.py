@@ -49,7 +49,10 @@ class Atom:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (intern_symbol if self.op == SYMBOL else _intern_from_args, (self.op, self.args) if self.op != SYMBOL else self.args)
+        return (
+            intern_symbol if self.op == SYMBOL else _intern_from_args,
+            (self.op, self.args) if self.op != SYMBOL else self.args,
+        )
 
     def __repr__(self) -> str:
         return f"Atom({self.op}, {', '.join(map(str, self.args))})"
@@ -381,19 +384,19 @@ def _rebuild_atom(atom: Atom, replace: Callable[[Atom], Dim | None], memo: dict[
     if atom in memo:
         value = memo[atom]
         return None if isinstance(value, Expr) and value.as_atom is atom else value
-    current: Dim = atom_expr(atom)
-    if atom.op != SYMBOL:
+    result: Dim = atom_expr(atom)
+    if atom.op == SYMBOL:
+        new = replace(atom)
+        result = result if new is None else new
+    else:
         args = tuple(a.rebuild(replace, memo) if isinstance(a, Expr) else a for a in atom.args)
         if args != atom.args:
-            current = functions.apply(atom.op, args)
-    result = current
-    if isinstance(current, Expr):
-        top = current.as_atom
-        if top is not None:
+            result = functions.apply(atom.op, args)
+        # What the rules made of new arguments is not searched again: its symbols may be replacements already.
+        top = result.as_atom if isinstance(result, Expr) else None
+        if top is not None and top.op != SYMBOL:
             new = replace(top)
-            result = current if new is None else new
-        else:  # the rules turned the application into something larger: its new atoms are seen too
-            result = current.rebuild(replace, memo) if current.terms.keys() != {(atom,)} else current
+            result = result if new is None else new
     memo[atom] = result
     return None if isinstance(result, Expr) and result.as_atom is atom else result
 

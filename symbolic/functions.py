@@ -335,6 +335,12 @@ def _extremum(op: str, dims: Iterable[Any], pick: Callable[..., int]) -> Dim:
         raise ValueError(f"{op} of nothing")
     if all(isinstance(a, int) for a in args):
         return pick(args)
+    key = (op, *args)
+    known = _cache.get(key)
+    return _remember(key, _extremum_uncached(op, args, pick)) if known is None else known
+
+
+def _extremum_uncached(op: str, args: list[Dim], pick: Callable[..., int]) -> Dim:
     # Arguments that differ by a constant are one: keep the better constant.
     best: dict[Dim, int] = {}
     for arg in _flattened(op, args):

@@ -149,6 +149,8 @@ class Knowledge(Store):
                 if not isinstance(value, Expr) or mono[0] not in _atoms_of(value):
                     self._learn_division(mono[0], value, text)
                     return
+        if self._split_numerator(p, text):
+            return
         mono, c = p.ordered()[0]
         if abs(c) != 1:
             self.add_inequality(p, text)
@@ -165,6 +167,23 @@ class Knowledge(Store):
             self.learn_nonneg(self.norm(value - lo), f"{lo} <= {self.back(lead)} and {text}")
         if hi is not None:
             self.learn_nonneg(self.norm(hi - value), f"{self.back(lead)} <= {hi} and {text}")
+
+    def _split_numerator(self, p: Expr, text: str) -> bool:
+        """Replaces a symbol inside ``x // d`` so that ``x == d*q + r`` with hidden q and r, if that makes ``p`` simpler."""
+        divisions = [a for m in p.terms for a in m if a.op in (FLOORDIV, MOD) and isinstance(a.args[1], int)]
+        for atom in list(dict.fromkeys(divisions))[:4]:
+            x, d = atom.args
+            found = self.sub.candidate(x) if isinstance(x, Expr) else None
+            if found is None:
+                continue
+            name, c = found
+            lo, hi = self.bounds(x // d)
+            q = symbol(self.hide("q", self.back(x // d), lo, hi))
+            r = symbol(self.hide("r", self.back(mod(x, d)), 0, d - 1))
+            self._eliminate(name, self.norm(symbol(name) - c * (x - d * q - r)), text)
+            self.learn_zero(self.norm(p), text)
+            return True
+        return False
 
     def _learn_division(self, atom: Atom, value: Dim, text: str) -> None:
         """``x // d == value`` or ``x % d == value``: x is d*value + r, or d*q + value."""
@@ -207,7 +226,9 @@ class Knowledge(Store):
         if isinstance(d, int):
             quotient = symbol(self.hide("q", self.back(x), low, high, d))
         else:
-            quotient = symbol(self.hide("q", self.back(x) // self.back(d) if isinstance(x, Expr) else x // d, low, high))
+            quotient = symbol(
+                self.hide("q", self.back(x) // self.back(d) if isinstance(x, Expr) else x // d, low, high)
+            )
         self.learn_zero(self.norm(x - d * quotient), text)
 
     # --- inequalities -------------------------------------------------------------------------------------------------
@@ -305,4 +326,3 @@ def _single_symbol(p: Expr) -> tuple[str, int] | None:
 
 def _atoms_of(dim: Expr) -> set[Atom]:
     return {a for m in dim.terms for a in m}
-

@@ -69,7 +69,9 @@ def certificate(goal: Expr, facts: Sequence[Expr], free: Collection[Mono]) -> Ce
 class _Simplex:
     """An integer tableau with common denominator ``d``; column ``width`` is the right side."""
 
-    def __init__(self, table: list[list[int]], basis: list[int], phase1: list[int], phase2: list[int], width: int) -> None:
+    def __init__(
+        self, table: list[list[int]], basis: list[int], phase1: list[int], phase2: list[int], width: int
+    ) -> None:
         self.table, self.basis, self.phase1, self.phase2, self.width = table, basis, phase1, phase2, width
         self.d = 1
         self.pivots = 0

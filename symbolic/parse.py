@@ -92,7 +92,9 @@ class _Parser:
         value = self.unary()
         while op := self.sign("*", "//", "%", "/", "^"):
             if op == "/":
-                self._fail("'/' is not a dimension operator, use '//' (rounds down) or ceildiv", self.tokens[self.at - 1][2])
+                self._fail(
+                    "'/' is not a dimension operator, use '//' (rounds down) or ceildiv", self.tokens[self.at - 1][2]
+                )
             if op == "^":
                 self._fail("'^' is not a dimension operator, use '**'", self.tokens[self.at - 1][2])
             right = self.unary()
@@ -192,4 +194,3 @@ def parse_relation(text: str) -> Relation:
     rel = parser.relation()
     parser.end()
     return rel
-

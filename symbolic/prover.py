@@ -12,7 +12,22 @@ from dataclasses import dataclass
 from math import gcd, lcm
 
 from symbolic import relations
-from symbolic.expr import BROADCAST, FLOORDIV, MAX, MIN, MOD, SYMBOL, Atom, Dim, Expr, Mono, atom_expr, content, make, symbol
+from symbolic.expr import (
+    BROADCAST,
+    FLOORDIV,
+    MAX,
+    MIN,
+    MOD,
+    SYMBOL,
+    Atom,
+    Dim,
+    Expr,
+    Mono,
+    atom_expr,
+    content,
+    make,
+    symbol,
+)
 from symbolic.functions import floordiv, mod, poly_divmod
 from symbolic.learn import Contradiction, Knowledge
 from symbolic.linear import certificate
@@ -332,7 +347,11 @@ class Prover:
         """A symbol inside divisions by numbers, by its remainder modulo their common multiple."""
         moduli: dict[str, int] = {}
         for atom in atoms:
-            if atom.op not in (FLOORDIV, MOD) or not isinstance(atom.args[1], int) or not isinstance(atom.args[0], Expr):
+            if (
+                atom.op not in (FLOORDIV, MOD)
+                or not isinstance(atom.args[1], int)
+                or not isinstance(atom.args[0], Expr)
+            ):
                 continue
             x, d = atom.args
             for mono, c in x.terms.items():

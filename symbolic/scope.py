@@ -11,7 +11,7 @@ from symbolic.answers import Answer, Disproved, Proved, Unknown
 from symbolic.expr import Dim, Expr, symbol, to_dim
 from symbolic.learn import Contradiction, Knowledge
 from symbolic.prover import Prover
-from symbolic.relations import Relation, divides, eq, le
+from symbolic.relations import Relation, divides, either, eq, le
 from symbolic.search import Models
 from symbolic.tidy import tidy
 from vm.errors import CompileError
@@ -96,7 +96,9 @@ class Scope:
         Raises ``CompileError`` where no value is possible.
         """
         if multiple_of < 1 or (max is not None and max < min):
-            raise CompileError(f"no value of {name} is possible: min={min}, max={max}, multiple_of={multiple_of} ({origin})")
+            raise CompileError(
+                f"no value of {name} is possible: min={min}, max={max}, multiple_of={multiple_of} ({origin})"
+            )
         info = SymbolInfo(name, min, max, multiple_of, remainder % multiple_of, origin)
         if name in self.symbols:
             return self._redeclare(info)
@@ -239,7 +241,15 @@ class Scope:
 
     def equal(self, a: Dim, b: Dim) -> bool:
         """Whether ``a == b`` is proved."""
-        return a is b or a == b or self.proves(eq(a, b))
+        if a is b or a == b:
+            return True
+        if isinstance(a, int) and isinstance(b, int):
+            return False
+        store = self._store
+        left, right = store.norm(a), store.norm(b)
+        if left == right:
+            return True
+        return not (isinstance(left, int) and isinstance(right, int)) and self.proves(eq(a, b))
 
     def require(self, rel: Relation, origin: str = "", message: str = "") -> None:
         """Makes sure that ``rel`` holds: proved now, or checked at launch (and a fact from then on).
@@ -252,7 +262,10 @@ class Scope:
         if not self._satisfiable(rel) and self._prover.impossible(rel):
             where = f", needed by {origin}" if origin else ""
             raise CompileError(f"{message or f'{rel} can never hold'}{where}")
-        rel, message = tidy(rel, self._store), message or f"{rel} is required"
+        message = message or f"{rel} is required"
+        if rel.op == relations.EITHER:
+            rel = either(*(r for r in rel.args if not self._prover.impossible(r, fuel=10)))
+        rel = tidy(rel, self._store)
         self._add_fact(Fact(rel, origin))
         self._drop_implied(rel)
         self.checks.append(LaunchCheck(rel, origin, message))
@@ -292,4 +305,3 @@ class Scope:
         lines = [f"{info}" + (f"  ({info.origin})" if info.origin else "") for info in self.symbols.values()]
         lines += [str(f) for f in self.facts if f.rel not in checked]
         return lines + [f"at launch: {c}" for c in self.checks]
-

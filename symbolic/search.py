@@ -67,7 +67,9 @@ class Models:
                 return None
             near = [store.inequalities[i].expr for i in store.by_symbol.get(name, ()) if i not in seen]
             seen.update(store.by_symbol.get(name, ()))
-            near += [a for i in store.alternatives_of.get(name, ()) for r in store.alternatives[i].parts for a in _dims(r)]
+            near += [
+                a for i in store.alternatives_of.get(name, ()) for r in store.alternatives[i].parts for a in _dims(r)
+            ]
             near += self._rules(name)
             for dim in near:
                 for other in self._roots(dim):

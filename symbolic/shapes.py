@@ -38,7 +38,11 @@ def require_same_shape(scope: Scope, a: Sequence[Dim], b: Sequence[Dim], origin:
         raise CompileError(f"{origin}: shapes {shape_text(a)} and {shape_text(b)} differ in rank")
     for axis, (x, y) in enumerate(zip(a, b, strict=True)):
         if not scope.equal(x, y):
-            scope.require(eq(x, y), str(origin), f"shapes {shape_text(a)} and {shape_text(b)} must agree in axis {axis}: {x} == {y}")
+            scope.require(
+                eq(x, y),
+                str(origin),
+                f"shapes {shape_text(a)} and {shape_text(b)} must agree in axis {axis}: {x} == {y}",
+            )
 
 
 def broadcast(scope: Scope, shapes: Sequence[Sequence[Dim]], origin: Any) -> Shape:

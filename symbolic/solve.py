@@ -27,7 +27,10 @@ class Solution:
 
 
 def solve(
-    scope: Scope, input_dims: Sequence[tuple[str, int, Dim]], needed: Sequence[str] = (), data_dependent: Sequence[str] = ()
+    scope: Scope,
+    input_dims: Sequence[tuple[str, int, Dim]],
+    needed: Sequence[str] = (),
+    data_dependent: Sequence[str] = (),
 ) -> Solution:
     """A recipe for every symbol in ``input_dims`` (label, axis, dim), in the scope's launch checks and in ``needed``.
 
@@ -51,16 +54,18 @@ def solve(
         _eliminate([substitute(e, known) for e in equations + facts], known, wanted)
     missing = [n for n in wanted if n not in known and n not in skip]
     if missing:
-        where = [f"{label} axis {axis} is {dim}" for label, axis, dim in input_dims if isinstance(dim, Expr) and set(missing) & dim.symbol_set]
+        where = [
+            f"{label} axis {axis} is {dim}"
+            for label, axis, dim in input_dims
+            if isinstance(dim, Expr) and set(missing) & dim.symbol_set
+        ]
         raise CompileError(
             f"no input size determines {', '.join(missing)}"
             + (f": {'; '.join(where)}" if where else "")
             + ". Give an input a dimension that is the symbol itself, or add a constraint that ties it to others."
         )
     result = Solution([(n, known[n]) for n in wanted if n in known])
-    result.sources = {
-        n: tuple(int(s[1:]) for s in d.symbols) if isinstance(d, Expr) else () for n, d in result.steps
-    }
+    result.sources = {n: tuple(int(s[1:]) for s in d.symbols) if isinstance(d, Expr) else () for n, d in result.steps}
     for i, (_, _, dim) in enumerate(input_dims):
         name = dim.as_symbol if isinstance(dim, Expr) else None
         if name is None or known.get(name) != symbol(f"@{i}"):
@@ -122,7 +127,10 @@ def _eliminate(equations: list[Dim], known: dict[str, Dim], wanted: dict[str, No
             (
                 (m[0].args[0], c)
                 for m, c in equation.ordered()
-                if len(m) == 1 and abs(c) == 1 and m[0].op == SYMBOL and not m[0].args[0].startswith("@")
+                if len(m) == 1
+                and abs(c) == 1
+                and m[0].op == SYMBOL
+                and not m[0].args[0].startswith("@")
                 and not any(m[0].args[0] in a.symbols for m2 in equation.terms if m2 != m for a in m2)
             ),
             None,

@@ -47,11 +47,17 @@ class Store:
         self.ranges: JournalDict[str, Range] = JournalDict(self.journal)
         self.order: JournalDict[str, int] = JournalDict(self.journal)  # symbol -> rank: the order of declaration
         self.inequalities: list[Inequality] = []
-        self.by_symbol: JournalDict[str, tuple[int, ...]] = JournalDict(self.journal)  # symbol -> indices of inequalities
-        self.hidden: JournalDict[str, tuple[Dim, int]] = JournalDict(self.journal)  # hidden symbol h -> (x, d): h == x / d exactly
+        self.by_symbol: JournalDict[str, tuple[int, ...]] = JournalDict(
+            self.journal
+        )  # symbol -> indices of inequalities
+        self.hidden: JournalDict[str, tuple[Dim, int]] = JournalDict(
+            self.journal
+        )  # hidden symbol h -> (x, d): h == x / d exactly
         self.products: JournalDict[Mono, Dim] = JournalDict(self.journal)  # leading monomial -> its value
         self.rules_at: JournalDict[Atom, tuple[Mono, ...]] = JournalDict(self.journal)  # first atom of a lead -> leads
-        self.rules_of: JournalDict[str, tuple[Mono, ...]] = JournalDict(self.journal)  # symbol -> leads of rules with it
+        self.rules_of: JournalDict[str, tuple[Mono, ...]] = JournalDict(
+            self.journal
+        )  # symbol -> leads of rules with it
         self.sub = Substitution(JournalDict(self.journal), self.order.__getitem__)
         self.steps = 0  # work done, for tests
         self._norms: dict[Dim, Dim] = {}
@@ -399,4 +405,3 @@ def _mod_range(x: Range, d: Range) -> Range:
     if x[0] is not None and x[0] >= 0 and x[1] is not None:
         hi = x[1] if hi is None else min(hi, x[1])
     return 0, hi
-

@@ -88,4 +88,3 @@ def without_content(zero: Expr) -> Dim | None:
         if mono:
             g = gcd(g, c)
     return None if zero.constant % g else exact_div(zero, g)
-

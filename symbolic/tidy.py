@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 
 from symbolic import relations
-from symbolic.expr import MOD, Dim, Expr, atom_expr, content, exact_div, make
+from symbolic.expr import FLOORDIV, MOD, Dim, Expr, atom_expr, content, exact_div, make
 from symbolic.functions import mod, poly_divmod
 from symbolic.relations import Relation, divides, either
 from symbolic.store import Store
@@ -24,6 +24,10 @@ def tidy(rel: Relation, store: Store) -> Relation:
     p = _without_positive_factors(exact_div(p, content(p)), store)
     if isinstance(p, int):
         return rel
+    if rel.op == relations.EQ:
+        multiple = _as_multiple(p)
+        if multiple is not None:
+            return _tidy_divides(*multiple.args, multiple)
     left = make({m: c for m, c in p.terms.items() if c > 0})
     right = make({m: -c for m, c in p.terms.items() if c < 0})
     if rel.op in (relations.EQ, relations.NE) and isinstance(left, int):
@@ -51,6 +55,24 @@ def _tidy_divides(d: Dim, x: Dim, rel: Relation) -> Relation:
         g = gcd(content(inner), divisor)
         inner = exact_div(inner, g) if gcd(g, divisor) == 1 else inner
     return divides(divisor, inner)
+
+
+def _as_multiple(p: Expr) -> Relation | None:
+    """``p == 0`` as a divisibility where p is ``+-(x % d) + k`` or ``+-(x - d*(x // d)) + k``."""
+    for mono, c in p.terms.items():
+        if len(mono) != 1 or mono[0].op not in (FLOORDIV, MOD) or not isinstance(mono[0].args[1], int):
+            continue
+        x, d = mono[0].args
+        if mono[0].op == MOD and abs(c) == 1:
+            k = -1 * c * (p - c * atom_expr(mono[0]))
+        elif mono[0].op == FLOORDIV and abs(c) == d:
+            sign = -c // d
+            k = x - d * atom_expr(mono[0]) - sign * p
+        else:
+            continue
+        if isinstance(k, int) and 0 <= k < d:  # x % d == k
+            return divides(d, x - k)
+    return None
 
 
 def _without_positive_factors(p: Dim, store: Store) -> Dim:

@@ -115,10 +115,14 @@ def test_sympy_view_uses_our_functions_only():
     assert "floor" not in text and "ceiling" not in text
     assert not dim.sympy.has(sympy.Mod)
     assert from_sympy(dim.sympy) == dim
-    assert dim.sympy.subs({sympy.Symbol("a", integer=True): 5, sympy.Symbol("b", integer=True): 7}) == dim.evaluate({"a": 5, "b": 7})
+    assert dim.sympy.subs({sympy.Symbol("a", integer=True): 5, sympy.Symbol("b", integer=True): 7}) == dim.evaluate(
+        {"a": 5, "b": 7}
+    )
 
 
-@pytest.mark.parametrize("text", ["", "a +", "a/2", "a^2", "(a", "max(", "ceildiv(a)", "a//0", "a % 0", "a**b", "a b", "`a", "a ** -1"])
+@pytest.mark.parametrize(
+    "text", ["", "a +", "a/2", "a^2", "(a", "max(", "ceildiv(a)", "a//0", "a % 0", "a**b", "a b", "`a", "a ** -1"]
+)
 def test_bad_text_is_refused(text):
     with pytest.raises(CompileError, match="cannot read"):
         parse(text)

@@ -155,7 +155,11 @@ def test_windows(scope):
             extent = (size - 1) * dilation + 1
             starts = list(range(-pad, n + pad, stride))
             if up:
-                count = len([p for p in starts if p < n and p + extent - stride < n + pad]) if n + 2 * pad >= extent else None
+                count = (
+                    len([p for p in starts if p < n and p + extent - stride < n + pad])
+                    if n + 2 * pad >= extent
+                    else None
+                )
             else:
                 count = len([p for p in starts if p + extent <= n + pad])
             if count is not None:

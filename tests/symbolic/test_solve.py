@@ -33,7 +33,9 @@ def test_row_1_equal_symbols_are_both_solved(scope):
     assert run(scope, [2 * a, 2 * b], [7, 6]) == ({"a": 3, "b": 3}, ["in0"])  # an odd size is refused, by name
 
 
-@pytest.mark.parametrize("dims, sizes", [([2 * s, s], [8, 4]), ([s, 2 * s], [4, 8]), ([2 * s], [8]), ([s * s, s + 1], [16, 5])])
+@pytest.mark.parametrize(
+    "dims, sizes", [([2 * s, s], [8, 4]), ([s, 2 * s], [4, 8]), ([2 * s], [8]), ([s * s, s + 1], [16, 5])]
+)
 def test_row_12_solved_from_what_is_given(scope, dims, sizes):
     assert run(scope, dims, sizes) == ({"s": 4}, [])
 

@@ -60,6 +60,8 @@ def test_rewrites_hold_for_all_integers(seed):
         assert type(expected) is int
         replaced = dim.subs(mapping) if isinstance(dim, Expr) else dim
         assert replaced == expected  # substitution rebuilds with all the rules and ends at a number
+        swapped = dim.subs({"a": symbol("b"), "b": symbol("a") + 5}) if isinstance(dim, Expr) else dim
+        assert evaluate(swapped, mapping) == evaluate(dim, {**mapping, "a": mapping["b"], "b": mapping["a"] + 5})
         half = dim.subs({"a": symbol("b") * 3 + 1}) if isinstance(dim, Expr) else dim
         assert evaluate(half, mapping) == evaluate(dim, {**mapping, "a": 3 * mapping["b"] + 1})
 
