@@ -36,7 +36,7 @@ class Pass:
     def apply(self, graph: Graph, notes: Counter[str]) -> bool:
         """As ``run``; counts in ``notes`` what was done, by rule name."""
         changed = False
-        for sub in graph.subgraphs():
+        for sub in subgraphs(graph):
             changed |= self.apply(sub, notes)
         return self.rewrite(graph, notes) or changed
 
@@ -189,14 +189,26 @@ def all_values(graph: Graph) -> Iterable[Value]:
 def all_graphs(graph: Graph) -> Iterable[Graph]:
     """``graph`` and its sub-graphs, outermost first."""
     yield graph
-    for sub in graph.subgraphs():
+    for sub in subgraphs(graph):
         yield from all_graphs(sub)
+
+
+def subgraphs(graph: Graph) -> list[Graph]:
+    """As ``graph.subgraphs()``, without a look at the attributes of ops that hold none."""
+    from graph_kernel.ops import OPS, Pattern
+
+    found = []
+    for node in graph.nodes:
+        if node.op in OPS and OPS[node.op].pattern is Pattern.CONTROL:
+            for value in node.attrs.values():
+                found.extend(item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Graph))
+    return found
 
 
 def count_nodes(graph: Graph, without: Iterable[str] = ()) -> int:
     """Nodes of the graph and its sub-graphs, except those whose op is in ``without`` (say, ``constant``)."""
     skip = frozenset(without)
-    return sum(node.op not in skip for g in all_graphs(graph) for node in g.nodes)
+    return sum(sum(node.op not in skip for node in g.nodes) if skip else len(g.nodes) for g in all_graphs(graph))
 
 
 def run_passes(graph: Graph, passes: Sequence[Pass], verify: bool = False, round: int = 0) -> list[PassReport]:
