@@ -4,7 +4,7 @@ The data is ``Program.debug``, which the compiler fills and a stripped file lack
 
     kernels  [{"name", "ops": [..], "origin": [..]}]     fusion groups in launch order
     cuts     [{"from", "to", "value", "reason"}]         why two neighbours did not become one kernel
-    merges   [{"from", "to", "reason"}]                  why two became one
+    merges   [{"from", "to", "value", "rule"}]           which rule made two one
     passes   [{"name", "before", "after", "seconds", "notes"}]
     constraints [str]                                    ranges, deduced relations with their cause, launch checks
     jit      [str]                                       what ``dvm.jit`` kept fixed or shares, and why
@@ -15,6 +15,7 @@ Every key may be missing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -91,10 +92,8 @@ class Explanation:
             )
             for place in _short(kernel["origin"], 3):
                 lines.append(f"      from {place}")
-        _section(
-            lines, "cuts", [_arrow(c) for c in data["cuts"]], "none: no two neighbouring kernels could have been one"
-        )
-        _section(lines, "merges", _short([_arrow(m) for m in data["merges"]], _MERGE_LIMIT))
+        _section(lines, "cuts", _counted(map(_arrow, data["cuts"])), "none")
+        _section(lines, "merges", _short(_counted(map(_arrow, data["merges"])), _MERGE_LIMIT))
         _section(lines, "host operations", [_host(h) for h in data["host"]])
         _section(lines, "constraints", data["constraints"])
         _section(lines, "passes", [_pass(p) for p in data["passes"]])
@@ -123,7 +122,7 @@ def _arrow(item: Any) -> str:
     if not isinstance(item, Mapping):
         return str(item)
     value = f" ({item['value']})" if item.get("value") else ""
-    return f"{item.get('from', '?')} | {item.get('to', '?')}{value}: {item.get('reason', '')}"
+    return f"{item.get('from', '?')} | {item.get('to', '?')}{value}: {item.get('reason') or item.get('rule', '')}"
 
 
 def _host(item: Any) -> str:
@@ -153,6 +152,12 @@ def _run_lengths(ops: list[str]) -> str:
         else:
             runs.append([op, 1])
     return ", ".join(f"{op} x{n}" if n > 1 else op for op, n in runs)
+
+
+def _counted(items: Iterable[str]) -> list[str]:
+    """Equal lines once, with how often they occurred."""
+    counts = Counter(items)
+    return [item if n == 1 else f"{item} (x{n})" for item, n in counts.items()]
 
 
 def _short(items: list[str], limit: int) -> list[str]:

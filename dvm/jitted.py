@@ -36,7 +36,8 @@ def jit(
     With ``specs`` (one pytree of specs per positional argument; entries of static arguments are ignored) ``fn`` is compiled once.
 
     Without, call 1 is compiled for its shapes. A dim that changes later becomes a symbol; dims that were equal so far share one, under
-    a launch check. So ``fn`` is compiled at most 1 + (number of dims that ever change) times. A dim whose size the function
+    a launch check. So ``fn`` is compiled at most 1 + (number of dims that ever change) times. With the first dim that changes, the first
+    axis of its input (a batch) and sizes 0 and 1 become symbols too, where ``fn`` can be traced so. A dim whose size the function
     needs to know stays fixed, and every size of it gets a program of its own. What stayed fixed and why is in the ``constraints`` of the
     programs in ``f.programs``. Another dtype, rank, tree or static argument makes a new entry, and so do arguments that are now
     given by name. The function is traced several times per compile; it must have no side effects.

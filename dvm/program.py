@@ -275,7 +275,14 @@ def x64_enabled() -> bool:
 def _to_jax(array: np.ndarray) -> jax.Array:
     import jax
 
-    return jax.device_put(array, jax.devices("cpu")[0])
+    return jax.device_put(array, _cpu())
+
+
+@functools.cache
+def _cpu() -> jax.Device:
+    import jax
+
+    return jax.devices("cpu")[0]
 
 
 def _admitter(spec: TensorSpec, label: str, canonicalise: bool) -> Callable[[Any], Any]:
@@ -306,7 +313,7 @@ def _array_types() -> tuple[type, ...]:
 
     return (
         np.ndarray,
-        type(jax.device_put(np.zeros((), np.float32), jax.devices("cpu")[0])),
+        type(jax.device_put(np.zeros((), np.float32), _cpu())),
     )  # tracers are jax.Arrays too
 
 

@@ -9,6 +9,10 @@ whose size never changed is fixed, every other one can be a symbol. ``search`` l
 4. a class stays fixed, because the function decides something by its size.
 
 Each step first lets sizes start at 0 and, where that cannot be traced, at 1 for dims that were never 0.
+
+Some dims become symbols before they change, because they usually will and a compile costs more than a symbol: the first axis of inputs
+that have another axis that changed (a batch), and sizes 0 and 1 (a batch of one, one token, an empty cache). Where the function
+cannot be traced with all of these *candidates*, they are tried one by one.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import Any
 _ROWS = 64  # calls that are remembered to look for relations
 _MAX_RELATIONS = 8
 _MAX_ATTEMPTS = 32
+_MAX_CANDIDATES = 6
 
 Sizes = tuple[int, ...]
 
@@ -84,6 +89,7 @@ class Plan:
     variables: dict[int, Variable]  # class -> symbol
     relations: dict[int, Relation]  # class -> how it is computed
     pinned: tuple[int, ...] = ()  # fixed although they changed
+    early: tuple[int, ...] = ()  # symbols although they have not changed
     kind: tuple[Any, ...] = ("independent",)
 
     def dims(self) -> tuple[int | str, ...]:
@@ -115,10 +121,12 @@ class Plan:
         lines = []
         for cls, variable in self.variables.items():
             members = self._members(cls)
-            if len(members) > 1:
+            if len(members) > 1 and cls not in self.early:
                 lines.append(
                     f"{' == '.join(members)}: equal in every call so far, so they share {variable.name}; checked at launch"
                 )
+            if cls in self.early:
+                lines.append(f"{' == '.join(members)}: {variable.name} may change, although it has not changed so far")
             if variable.multiple_of > 1:
                 lines.append(
                     f"{variable.name} is a multiple of {variable.multiple_of}, as in every call so far{because}"
@@ -177,10 +185,7 @@ class History:
     @property
     def first_sites(self) -> dict[int, int]:
         """Class -> its first site. All sites of a class have the same history."""
-        found: dict[int, int] = {}
-        for i, cls in enumerate(self.classes):
-            found.setdefault(cls, i)
-        return found
+        return _first_sites(self.classes)
 
     def changed_classes(self) -> list[int]:
         """Classes whose size changed, in order."""
@@ -194,23 +199,48 @@ class History:
         multiples: bool = False,
         pinned: Sequence[int] = (),
         kind: tuple[Any, ...] = ("independent",),
+        early: Sequence[tuple[int, ...]] = (),
     ) -> Plan:
-        """The plan with these choices; ``sizes`` are those of the call that is to run, which fixes what is fixed."""
-        first, related = self.first_sites, {r.target: r for r in relations}
-        symbolic = [c for c in self.changed_classes() if c not in pinned]
+        """The plan with these choices; ``sizes`` are those of the call that is to run, which fixes what is fixed.
+
+        ``early`` are candidates (groups of sites) that become classes, and symbols, of their own.
+        """
+        classes = list(self.classes)
+        early_classes = range(len(classes), len(classes) + len(early))
+        for cls, group in zip(early_classes, early, strict=True):
+            for site in group:
+                classes[site] = cls
+        first, related = _first_sites(classes), {r.target: r for r in relations}
+        symbolic = [c for c in self.changed_classes() if c not in pinned] + list(early_classes)
         names = _names(self.sites, [first[c] for c in symbolic])
         variables = {
-            c: Variable(name, minima.get(c, 0), max(1, self._gcd[first[c]]) if multiples else 1)
+            c: Variable(
+                name, minima.get(c, 0), max(1, self._gcd[first[c]]) if multiples and c not in early_classes else 1
+            )
             for c, name in zip(symbolic, names, strict=True)
             if c not in related
         }
         fixed = {c: sizes[i] for c, i in first.items() if c not in symbolic}
-        return Plan(self.sites, self.classes, fixed, variables, related, tuple(pinned), kind)
+        return Plan(self.sites, tuple(classes), fixed, variables, related, tuple(pinned), tuple(early_classes), kind)
 
-    def may_start_at_1(self) -> dict[int, int]:
-        """Minimum 1 for every changed class that was never 0."""
-        first = self.first_sites
-        return {c: 1 for c in self.changed_classes() if self._min[first[c]] > 0}
+    def may_start_at_1(self, plan: Plan) -> dict[int, int]:
+        """Minimum 1 for every symbol of ``plan`` whose size was never 0."""
+        first = _first_sites(plan.classes)
+        return {c: 1 for c in plan.variables if self._min[first[c]] > 0}
+
+    def candidates(self) -> list[tuple[int, ...]]:
+        """Groups of unchanged sites that may become symbols early: equal sizes along equal axes go together."""
+        alive = {site.leaf for site, changed in zip(self.sites, self._changed, strict=True) if changed}
+        groups: dict[tuple[int, int], list[int]] = {}
+        for i, (site, cls) in enumerate(zip(self.sites, self.classes, strict=True)):
+            if not self._changed[i]:
+                groups.setdefault((cls, site.axis), []).append(i)
+        chosen = []
+        for (_, axis), group in groups.items():
+            leads = axis == 0 and any(self.sites[i].leaf in alive for i in group)
+            if leads or self._first[group[0]] <= 1:
+                chosen.append(tuple(group))
+        return chosen[:_MAX_CANDIDATES]
 
     def relations(self, pinned: Sequence[int] = ()) -> list[Relation]:
         """Relations between changed classes that held in every remembered call, the plainest first."""
@@ -222,6 +252,13 @@ class History:
             for other in classes:
                 found += _fitted(target, other, columns)
         return found[:_MAX_RELATIONS]
+
+
+def _first_sites(classes: Sequence[int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for i, cls in enumerate(classes):
+        found.setdefault(cls, i)
+    return found
 
 
 def _numbered(keys: Sequence[Any]) -> tuple[int, ...]:
@@ -292,27 +329,25 @@ def search(
         plan = history.plan(sizes, {}, kind=("fixed",))
         return Found(plan, attempt(plan))
     errors: list[Exception] = []
-    tried = 0
+    fixed: Found | None = None
 
     def try_(plan: Plan) -> Found | None:
-        nonlocal tried
-        tried += 1
+        nonlocal fixed
+        if len(errors) >= _MAX_ATTEMPTS:
+            return None
         try:
             return Found(plan, attempt(plan), _reason(errors))
         except Exception as error:
             errors.append(error)
-            return None
+        if fixed is None:  # whether the function works for these sizes at all decides if looking further makes sense
+            everything = history.plan(sizes, {}, pinned=history.changed_classes(), kind=("fixed",))
+            fixed = Found(everything, attempt(everything), _reason(errors))
+        return None
 
-    fixed: Found | None = None
     for choice in _choices(history, prefer):
         found = _most_general(history, sizes, choice, try_)
         if found is not None:
             return found
-        if fixed is None:  # whether the function works for these sizes at all decides if looking further makes sense
-            everything = history.plan(sizes, {}, pinned=history.changed_classes(), kind=("fixed",))
-            fixed = Found(everything, attempt(everything), _reason(errors))
-        if tried >= _MAX_ATTEMPTS:
-            break
     assert fixed is not None
     return fixed
 
@@ -363,9 +398,30 @@ def _compatible(relations: Sequence[Relation]) -> list[Relation]:
 def _most_general(
     history: History, sizes: Sizes, choice: dict[str, Any], try_: Callable[[Plan], Found | None]
 ) -> Found | None:
+    """With all candidates; or else without, and then with each that works."""
+    candidates = history.candidates()
+    found = _least_minima(history, sizes, {**choice, "early": candidates}, try_)
+    if found is not None or not candidates:
+        return found
+    found = _least_minima(history, sizes, choice, try_)
+    if found is None or len(candidates) == 1:
+        return found
+    chosen: list[tuple[int, ...]] = []
+    for candidate in candidates:
+        ones = {c: v.min for c, v in found.plan.variables.items() if c not in found.plan.early}
+        wider = try_(history.plan(sizes, ones, **choice, early=[*chosen, candidate]))
+        if wider is not None:
+            found, chosen = wider, [*chosen, candidate]
+    return found
+
+
+def _least_minima(
+    history: History, sizes: Sizes, choice: dict[str, Any], try_: Callable[[Plan], Found | None]
+) -> Found | None:
     """Sizes from 0; or else from 1 where that is needed, one class after the other."""
-    found = try_(history.plan(sizes, {}, **choice))
-    ones = history.may_start_at_1()
+    plan = history.plan(sizes, {}, **choice)
+    found = try_(plan)
+    ones = history.may_start_at_1(plan)
     if found is not None or not ones:
         return found
     found = try_(history.plan(sizes, ones, **choice))

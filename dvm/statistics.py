@@ -8,7 +8,10 @@ from types import MappingProxyType
 from vm import counters, jaxevents
 
 # Counters that always exist, so that ``dvm.stats().launches`` is 0 before the first launch instead of an error.
-KNOWN = ("compiles", "xla_compiles", "launches", "binds", "host_ops", "kernels", "arena_growths", "jit_specialisations")
+KNOWN = (
+    *("compiles", "kernels", "jit_specialisations", "xla_compiles", "specialised_compiles"),
+    *("launches", "host_ops", "arena_growths"),
+)
 
 
 class Stats(Mapping[str, int]):

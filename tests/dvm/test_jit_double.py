@@ -66,17 +66,35 @@ def attention(q, k, v, past_k, past_v, mask):
 
 
 @pytest.mark.parametrize(
-    "calls", [[(2, 7, 0), (2, 1, 7)], [(1, 5, 3), (2, 4, 9)], [(1, 1, 1), (1, 1, 2)], [(1, 1, 5), (3, 2, 0)]]
+    ("calls", "compiles"),
+    [
+        ([(2, 7, 0), (2, 1, 7)], 2),
+        ([(1, 5, 3), (2, 4, 9)], 2),
+        ([(1, 1, 5), (3, 2, 0)], 2),
+        # Here the mask's width was past + 1, or was the sequence, in both calls.
+        ([(1, 1, 1), (1, 1, 2)], 3),
+        ([(1, 7, 0), (1, 9, 0)], 3),
+    ],
 )
-def test_an_attention_layer_with_a_cache_compiles_twice(double, calls):
+def test_an_attention_layer_with_a_cache_and_a_mask(double, calls, compiles):
     double.values = False
     f = dvm.jit(attention)
     for b, s, p in [*calls, (3, 1, 9), (1, 16, 0), (2, 5, 3), (1, 1, 1)]:
         x, past = ones(b, s, 8), ones(b, p, 8)
         out, k, _ = f(x, x, x, past, past, ones(b, s, p + s))
         assert out.shape == (b, s, 8) and k.shape == (b, p + s, 8)
-    changed = 2 if calls[0][:2] != (1, 1) else 3  # from (1, 1, 1) to (1, 1, 2) batch and sequence have not changed yet
-    assert double.compiles <= changed + (calls[0][0] == calls[1][0]), f.programs[-1].constraints
+    assert double.compiles == compiles, f.programs[-1].constraints
+
+
+@pytest.mark.parametrize("first", [(1, 1, 1), (1, 7, 0), (2, 7, 3), (3, 1, 64)])
+@pytest.mark.parametrize("second", [(1, 1, 2), (1, 9, 0), (2, 1, 7), (3, 7, 7)])
+def test_an_attention_layer_with_a_cache_compiles_twice(double, first, second):
+    """Whichever of batch, sequence and past changes first; thrice where the sequence and the past were equal or 7 in both calls."""
+    double.values = False
+    f = dvm.jit(lambda q, k, v, past_k, past_v: attention(q, k, v, past_k, past_v, 0))
+    for b, s, p in [first, second, (3, 1, 9), (1, 16, 0), (2, 5, 3), (1, 1, 1), (2, 2, 2)]:
+        f(*[ones(b, s, 8)] * 3, *[ones(b, p, 8)] * 2)
+    assert double.compiles == (3 if second == (3, 7, 7) and first != (3, 1, 64) else 2)
 
 
 def test_a_size_the_function_decides_by_stays_fixed_and_says_why(double):
