@@ -11,7 +11,6 @@ from symbolic.expr import (
     evaluate,
     is_static,
     product,
-    quote,
     ssum,
     substitute,
     symbol,
@@ -40,6 +39,7 @@ from symbolic.shapes import (
     window_dim,
 )
 from symbolic.solve import Solution, solve
+from symbolic.text import quote
 
 __all__ = [
     "Answer",

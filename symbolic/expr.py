@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 SYMBOL, FLOORDIV, MOD, MAX, MIN, BROADCAST = "symbol", "floordiv", "mod", "max", "min", "broadcast"
 _KEY_LENGTH = 120  # longer sort keys are replaced by a digest, so that shared sub-expressions cannot blow them up
-_PLAIN_NAME = re.compile(r"[A-Za-z_@][A-Za-z0-9_@.']*\Z")
-_FUNCTION_NAMES = frozenset(("max", "min", "broadcast", "ceildiv", "floordiv", "mod", "or", "and"))
 
 
 class Atom:
@@ -133,10 +130,10 @@ class Expr:
     def key(self) -> str:
         """A deterministic sort key, equal for equal expressions only."""
         if self._key is None:
-            text = "+".join(f"{c}*{'*'.join([a.key for a in m])}" for m, c in self.ordered())
-            if len(text) > _KEY_LENGTH:
-                text = "#" + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-            self._key = text
+            key = "+".join(f"{c}*{'*'.join([a.key for a in m])}" for m, c in self.ordered())
+            if len(key) > _KEY_LENGTH:
+                key = "#" + hashlib.blake2b(key.encode(), digest_size=12).hexdigest()
+            self._key = key
         return self._key
 
     @property
@@ -274,13 +271,13 @@ class Expr:
     def __int__(self) -> int:
         self._refuse("integer value")
 
-    def __index__(self) -> int:
+    def __index__(self) -> int:  # noqa: PLE0305  (it exists to explain)
         self._refuse("integer value")
 
     def __float__(self) -> float:
         self._refuse("float value")
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> bool:  # noqa: PLE0304
         self._refuse("truth value")
 
     def __lt__(self, other: object) -> bool:
@@ -327,11 +324,7 @@ class Expr:
 
     def __str__(self) -> str:
         if self._text is None:
-            parts = []
-            for mono, c in self.ordered():
-                body = _mono_text(mono, abs(c), alone=c == 1 and len(self.terms) == 1, leads=c < 0 and not parts)
-                parts.append(f" {'-' if c < 0 else '+'} {body}" if parts else (f"-{body}" if c < 0 else body))
-            self._text = "".join(parts)
+            self._text = text.expr_text(self)
         return self._text
 
     def __repr__(self) -> str:
@@ -424,52 +417,6 @@ def _evaluate(dim: Dim, mapping: Mapping[str, int], memo: dict[Atom, int]) -> in
     return total
 
 
-# --- text ---------------------------------------------------------------------------------------------------------
-
-
-def quote(name: str) -> str:
-    """``name`` as the parser reads it: in backticks unless it looks like an identifier."""
-    if _PLAIN_NAME.match(name) and name not in _FUNCTION_NAMES:
-        return name
-    return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
-
-
-def _atom_text(atom: Atom) -> str:
-    if atom.op == SYMBOL:
-        return quote(atom.args[0])
-    if atom.op in (FLOORDIV, MOD):
-        left, right = (_operand_text(a) for a in atom.args)
-        return f"{left}//{right}" if atom.op == FLOORDIV else f"{left} % {right}"
-    return f"{atom.op}({', '.join(map(str, atom.args))})"
-
-
-def _operand_text(dim: Dim) -> str:
-    """``dim`` in parentheses unless it is one name, one call or a non-negative number."""
-    if isinstance(dim, int):
-        return str(dim) if dim >= 0 else f"({dim})"
-    atom = dim.as_atom
-    simple = atom is not None and atom.op not in (FLOORDIV, MOD)
-    return str(dim) if simple else f"({dim})"
-
-
-def _mono_text(mono: Mono, coefficient: int, alone: bool, leads: bool) -> str:
-    """The text of ``coefficient * mono``; ``alone``: it is the whole expression; ``leads``: a minus sign comes right before."""
-    if not mono:
-        return str(coefficient)
-    single = len(mono) == 1 and coefficient == 1
-    parts = [] if coefficient == 1 else [str(coefficient)]
-    for i, atom in enumerate(mono):
-        if i and atom is mono[i - 1]:
-            continue
-        power = mono.count(atom)
-        text = _atom_text(atom)
-        bare = single and (alone or (atom.op == FLOORDIV and not leads))
-        if atom.op in (FLOORDIV, MOD) and not bare:
-            text = f"({text})"
-        parts.append(text if power == 1 else f"{text}**{power}")
-    return "*".join(parts)
-
-
 # --- small helpers over dims ----------------------------------------------------------------------------------------
 
 
@@ -492,9 +439,9 @@ def ssum(dims: Iterable[Dim]) -> Dim:
     """The sum of ``dims`` (0 for none), in time linear in the number of terms."""
     terms: dict[Mono, int] = {}
     for dim in dims:
-        items = dim.terms.items() if isinstance(dim, Expr) else (((), to_dim(dim)),)
+        items: Iterable[tuple[Mono, int]] = dim.terms.items() if isinstance(dim, Expr) else (((), int(dim)),)
         for mono, c in items:
-            terms[mono] = terms.get(mono, 0) + c  # type: ignore[operator]
+            terms[mono] = terms.get(mono, 0) + c
     return make({m: c for m, c in terms.items() if c})
 
 
@@ -530,4 +477,4 @@ def exact_div(dim: Dim, divisor: int) -> Dim:
     return Expr({m: c // divisor for m, c in dim.terms.items()})
 
 
-from symbolic import functions  # noqa: E402  (the rules need Expr; Expr's operators need the rules)
+from symbolic import functions, text  # noqa: E402  (the rules need Expr; Expr's operators need the rules)

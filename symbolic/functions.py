@@ -149,7 +149,7 @@ def floordiv(x: Any, y: Any) -> Dim:
 
 def _floordiv_const(x: Expr, d: int) -> Dim:
     if d < 0:
-        x, d = -x, -d
+        return _floordiv_const(-x, -d)
     key = (FLOORDIV, x, d)
     known = _cache.get(key)
     if known is not None:
@@ -195,10 +195,10 @@ def _floordiv_rest(x: Dim, d: int) -> Dim:
 def _floordiv_symbolic(x: Dim, y: Expr) -> Dim:
     if x == 0:
         return 0
-    x, y, _ = _reduced(x, y)
-    if isinstance(y, int):
-        return floordiv(x, y)
-    return atom_expr(intern_function(FLOORDIV, (x, y), (None, None)))
+    x, reduced, _ = _reduced(x, y)
+    if isinstance(reduced, int):
+        return floordiv(x, reduced)
+    return atom_expr(intern_function(FLOORDIV, (x, reduced), (None, None)))
 
 
 def _reduced(x: Dim, y: Expr) -> tuple[Dim, Dim, int]:
@@ -273,10 +273,10 @@ def _mod_symbolic(x: Dim, y: Expr) -> Dim:
     _, x = poly_divmod(x, y)
     if isinstance(x, int) and x == 0:
         return 0
-    x, y_, g = _reduced(x, y)
-    if isinstance(y_, int):
-        return g * mod(x, y_)
-    return g * atom_expr(intern_function(MOD, (x, y_), (None, None)))
+    x, reduced, g = _reduced(x, y)
+    if isinstance(reduced, int):
+        return g * mod(x, reduced)
+    return g * atom_expr(intern_function(MOD, (x, reduced), (None, None)))
 
 
 def poly_divmod(x: Dim, y: Expr) -> tuple[Dim, Dim]:
@@ -404,7 +404,8 @@ def broadcast_dim(*dims: Any) -> Dim:
         atom = dim.as_atom if isinstance(dim, Expr) else None
         flat.extend(atom.args if atom is not None and atom.op == BROADCAST else (dim,))
     constants = [d for d in flat if isinstance(d, int)]
-    entries: list[Dim] = sorted(dict.fromkeys(d for d in flat if isinstance(d, Expr)), key=lambda e: e.key)
+    exprs = dict.fromkeys(d for d in flat if isinstance(d, Expr))
+    entries: list[Dim] = [*sorted(exprs, key=lambda e: e.key)]
     if constants and apply_ints(BROADCAST, constants) != 1:
         entries.append(apply_ints(BROADCAST, constants))
     if not entries:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from symbolic import relations
-from symbolic.expr import FLOORDIV, MOD, SYMBOL, Atom, Dim, Expr, Mono, atom_expr, content, make, substitute, symbol
+from symbolic.expr import FLOORDIV, MOD, SYMBOL, Atom, Dim, Expr, Mono, atom_expr, content, make, symbol
 from symbolic.functions import Range, mod
 from symbolic.journal import JournalDict
 from symbolic.relations import Relation, lt
@@ -305,9 +305,9 @@ class Knowledge(Store):
         for name, ranges in zip(names, zip(*spans, strict=True), strict=True):
             lows, highs = [lo for lo, _ in ranges], [hi for _, hi in ranges]
             if None not in lows:
-                self.learn_nonneg(self.norm(symbol(name) - min(lows)), text)  # type: ignore[type-var]
+                self.learn_nonneg(self.norm(symbol(name) - min(lows)), text)
             if None not in highs:
-                self.learn_nonneg(self.norm(max(highs) - symbol(name)), text)  # type: ignore[type-var]
+                self.learn_nonneg(self.norm(max(highs) - symbol(name)), text)
 
     def _roots(self, part: Dim | Relation) -> tuple[str, ...]:
         if isinstance(part, Relation):

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import NoReturn
 
 from symbolic import functions
-from symbolic.expr import Dim, symbol
+from symbolic.expr import Dim, product, symbol
 from symbolic.relations import Relation, divides, either, eq, ge, gt, le, lt, ne
 from vm.errors import CompileError
 
@@ -55,7 +56,7 @@ class _Parser:
             self.tokens.append((kind, value, match.start(kind)))
             position = match.end()
 
-    def _fail(self, why: str, position: int | None = None) -> None:
+    def _fail(self, why: str, position: int | None = None) -> NoReturn:
         if position is None:
             position = self.tokens[self.at][2] if self.at < len(self.tokens) else len(self.text)
         raise CompileError(
@@ -129,7 +130,7 @@ class _Parser:
             if not isinstance(exponent, int) or not 0 <= exponent <= _MAX_POWER:
                 self._fail(f"an exponent is an integer from 0 to {_MAX_POWER}")
             self.remainder = None
-            return base**exponent
+            return product([base] * exponent)
         return base
 
     def atom(self) -> Dim:
@@ -177,7 +178,7 @@ class _Parser:
         right = self.sum()
         if op == "==" and remainder is not None and isinstance(right, int) and right == 0:
             return divides(remainder[1], remainder[0])
-        return _COMPARE[op or "=="](left, right)
+        return _COMPARE[op](left, right)
 
 
 def parse(text: str) -> Dim:

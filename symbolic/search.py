@@ -8,6 +8,7 @@ against the declarations and facts as they were given. Deterministic and bounded
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from symbolic.expr import Dim, Expr, evaluate, make, symbol
 from symbolic.learn import Knowledge
@@ -24,7 +25,7 @@ _STEPS = (0, 1, 2, 3, 5, 7, 4, 6, 12, 16, 31, 64, 8, 9, 10, 127)
 class Models:
     """Models of a scope, found on demand and kept until a fact is added."""
 
-    def __init__(self, store: Knowledge, symbols: dict, facts_of: dict) -> None:  # type: ignore[type-arg]
+    def __init__(self, store: Knowledge, symbols: dict[str, Any], facts_of: dict[str, Any]) -> None:
         """``symbols`` and ``facts_of`` (symbol -> facts) belong to the scope and grow with it."""
         self.store, self.symbols, self.facts_of = store, symbols, facts_of
         self._cache: dict[tuple[str, ...], tuple[list[dict[str, int]], Iterator[dict[str, int]]]] = {}
@@ -65,7 +66,7 @@ class Models:
         for name in queue:
             if len(queue) > MAX_ROOTS or len(seen) > MAX_FACTS:
                 return None
-            near = [store.inequalities[i].expr for i in store.by_symbol.get(name, ()) if i not in seen]
+            near: list[Dim] = [store.inequalities[i].expr for i in store.by_symbol.get(name, ()) if i not in seen]
             seen.update(store.by_symbol.get(name, ()))
             near += [
                 a for i in store.alternatives_of.get(name, ()) for r in store.alternatives[i].parts for a in _dims(r)
@@ -134,10 +135,8 @@ class Models:
 
     def _pick(self, name: str, step: int, noise: int) -> int:
         lo, hi = self.store.ranges[name]
-        if lo is None and hi is None:
-            return step if noise % 3 else -step
         if lo is None:
-            return hi - step  # type: ignore[operator]
+            return hi - step if hi is not None else step if noise % 3 else -step
         if hi is None:
             return lo + step
         if noise % 7 == 0:

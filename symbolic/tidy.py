@@ -16,7 +16,7 @@ def tidy(rel: Relation, store: Store) -> Relation:
     if rel.op == relations.EITHER:
         return either(*(tidy(r, store) for r in rel.args))
     if rel.op == relations.DIVIDES:
-        return _tidy_divides(*rel.args, rel)
+        return _tidy_divides(rel)
     a, b = rel.args
     p = a - b
     if isinstance(p, int):
@@ -27,7 +27,7 @@ def tidy(rel: Relation, store: Store) -> Relation:
     if rel.op == relations.EQ:
         multiple = _as_multiple(p)
         if multiple is not None:
-            return _tidy_divides(*multiple.args, multiple)
+            return _tidy_divides(multiple)
     left = make({m: c for m, c in p.terms.items() if c > 0})
     right = make({m: -c for m, c in p.terms.items() if c < 0})
     if rel.op in (relations.EQ, relations.NE) and isinstance(left, int):
@@ -35,7 +35,8 @@ def tidy(rel: Relation, store: Store) -> Relation:
     return Relation(rel.op, (left, right))
 
 
-def _tidy_divides(d: Dim, x: Dim, rel: Relation) -> Relation:
+def _tidy_divides(rel: Relation) -> Relation:
+    d, x = rel.args
     if isinstance(x, int):
         return rel
     if isinstance(d, Expr):
