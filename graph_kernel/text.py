@@ -9,9 +9,10 @@
       output %y
     }
 
-Attribute values: integers, floats, ``true``/``false``/``none``, "strings", ``!dtype``, ``<dimension>``, ``[lists]``, arrays and graphs. Arrays of at
-most ``INLINE`` elements are spelled out (``dense``; ``bits`` in hexadecimal where decimal digits would lose something); larger ones are named by a
-digest of their content and kept in a table beside the text. The same graph always gives the same text.
+Attribute values: integers, floats, ``true``/``false``/``none``, "strings", ``!dtype``, ``<dimension>``,
+``[lists]``, arrays and graphs. Arrays of at most ``INLINE`` elements are spelled out (``dense``; ``bits`` in
+hexadecimal where decimal digits would lose something); larger ones are named by a digest of their content and kept
+in a table beside the text. The same graph always gives the same text.
 """
 
 from __future__ import annotations
@@ -277,9 +278,7 @@ class _Reader:
     def symbol(self, scope: Scope) -> None:
         self.space()
         line = self.line()
-        found = re.fullmatch(
-            r"(.+?) \[(-?\d+), (-?\d+|inf)\](?: step (\d+) \+ (\d+))?( data)?( \".*\")?", line
-        )
+        found = re.fullmatch(r"(.+?) \[(-?\d+), (-?\d+|inf)\](?: step (\d+) \+ (\d+))?( data)?( \".*\")?", line)
         if found is None:
             self.fail(f"cannot read the symbol {line!r}")
         quoted, low, high, step, rest, data, origin = found.groups()

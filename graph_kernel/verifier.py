@@ -1,8 +1,9 @@
 """The IR verifier: what every graph must satisfy between passes.
 
-Checked for the graph and its sub-graphs: every value is defined once, before its use, under a name of its own; every op is in the op table and has
-the attributes of ``ATTRIBUTES`` and nothing else; every node's shapes and dtypes are those its op's shape rule gives (equal by form, or proved); and
-no node needs a launch check that the scope does not have. The first failure raises ``CompileError`` that names the node and where it came from.
+Checked for the graph and its sub-graphs: every value is defined once, before its use, under a name of its own;
+every op is in the op table and has the attributes of ``ATTRIBUTES`` and nothing else; every node's shapes and
+dtypes are those its op's shape rule gives (equal by form, or proved); and no node needs a launch check that the
+scope does not have. The first failure raises ``CompileError`` that names the node and where it came from.
 """
 
 from __future__ import annotations

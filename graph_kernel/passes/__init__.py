@@ -22,7 +22,17 @@ from graph_kernel.passes.transpose_sinking import TransposeSinking
 from graph_kernel.passes.view_folding import ViewFolding
 from vm.errors import CompileError
 
-__all__ = ["PASSES", "Pass", "PassReport", "RulePass", "count_nodes", "default_pipeline", "find", "optimise", "run_passes"]
+__all__ = [
+    "PASSES",
+    "Pass",
+    "PassReport",
+    "RulePass",
+    "count_nodes",
+    "default_pipeline",
+    "find",
+    "optimise",
+    "run_passes",
+]
 
 MAX_ROUNDS = 12
 

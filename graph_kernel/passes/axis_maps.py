@@ -1,6 +1,7 @@
 """How the axes of an op's operands and results belong together, and how its attributes read after axes have moved.
 
-Two tables that passes share which change a whole region of a graph at once (``axis_splitting``, ``transpose_sinking``):
+Two tables that passes share which change a whole region of a graph at once (``axis_splitting``,
+``transpose_sinking``):
 
 * ``ties(node)`` lists classes of axes that must be treated alike, as (slot, axis): slots count the inputs, then the
   outputs. An axis that is in no class cannot be touched.
@@ -178,7 +179,9 @@ def _respell_slice(node: Node, maps: Sequence[Map], shape: Sequence[Dim]) -> dic
     strides = [1] * len(shape)
     for i, new in enumerate(maps[0]):
         if len(new) == 1:
-            starts[new[0]], limits[new[0]], strides[new[0]] = (node.attrs[k][i] for k in ("starts", "limits", "strides"))
+            starts[new[0]], limits[new[0]], strides[new[0]] = (
+                node.attrs[k][i] for k in ("starts", "limits", "strides")
+            )
     return {"starts": tuple(starts), "limits": tuple(limits), "strides": tuple(strides)}
 
 

@@ -1,14 +1,14 @@
 """Axis splitting: a reshape that splits or merges one axis vanishes when everything that shares the axis is split.
 
-Take ``dot(x, w) -> [b, s, 64]``, then ``reshape -> [b, s, 4, 16]``. The axis of size 64 lives in two values only: the product and the
-weight ``w``. Written with the axis split, the reshape is the identity and a constant weight is reshaped at compile time. The same move removes
-the merge of heads in front of an output projection (the product contracts two axes then), the ``[b, s, k] -> [m, k]`` around a matrix
-product, the merge of repeated key heads in grouped-query attention, and, with no parts at all, an axis of size 1 that ``keepdims`` or an
-unsqueeze has put in.
+Take ``dot(x, w) -> [b, s, 64]``, then ``reshape -> [b, s, 4, 16]``. The axis of size 64 lives in two values only:
+the product and the weight ``w``. Written with the axis split, the reshape is the identity and a constant weight is
+reshaped at compile time. The same move removes the merge of heads in front of an output projection (the product
+contracts two axes then), the ``[b, s, k] -> [m, k]`` around a matrix product, the merge of repeated key heads in
+grouped-query attention, and, with no parts at all, an axis of size 1 that ``keepdims`` or an unsqueeze has put in.
 
-For a reshape, the pass collects the values that share the axis (``axis_maps.ties``), counts the reshape groups that would vanish and the
-conversions that would be needed where the axis meets an op that cannot treat it as several, and rewrites the whole region if that is a gain. The
-number of reshape groups goes down each time, so the pass ends.
+For a reshape, the pass collects the values that share the axis (``axis_maps.ties``), counts the reshape groups that
+would vanish and the conversions that would be needed where the axis meets an op that cannot treat it as several,
+and rewrites the whole region if that is a gain. The number of reshape groups goes down each time, so the pass ends.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _follow(region: Region, plan: _Plan, node: Node, value: Value, axis: int) ->
         return []
     slots = [*node.inputs, *node.outputs]
     found: list[tuple[Value, int]] = []
-    seen = set()
+    seen: set[int] = set()
     for cls in _ties(region, node):
         here = [(slots[k], i) for k, i in cls]
         if (value, axis) in here:
@@ -272,12 +272,12 @@ def _apply(region: Region, plan: _Plan) -> None:
         if node.op == "reshape" and inputs[0] in late:
             node.attrs = {"shape": node.output.shape}
             continue
-        axes = found[node]
+        slot_axes = found[node]
         ranks = [len(old_shape.get(v, v.shape)) for v in (*inputs, *node.outputs)]
-        slot_maps = [_new_map(rank, own, count) for rank, own in zip(ranks, axes, strict=True)]
+        slot_maps = [_new_map(rank, own, count) for rank, own in zip(ranks, slot_axes, strict=True)]
         node.inputs = tuple(
             split[v] if v in split else _clone(region, v, own, plan.parts, node)
-            for v, own in zip(inputs, axes, strict=False)
+            for v, own in zip(inputs, slot_axes, strict=False)
         )
         if node.op == "constant":
             node.attrs = {"value": node.attrs["value"].reshape(node.output.shape)}
@@ -301,7 +301,9 @@ def _clone(region: Region, value: Value, axes: set[int], parts: tuple[Dim, ...],
     if node.op == "iota":
         return region.insert("iota", (), respell(node, (out_map,), shape), node, before)
     (x,) = node.inputs
-    inner = {i for i, k in enumerate(node.attrs["dims"]) if k in axes and (x.shape[i] == node.output.shape[k] or not parts)}
+    inner = {
+        i for i, k in enumerate(node.attrs["dims"]) if k in axes and (x.shape[i] == node.output.shape[k] or not parts)
+    }
     source = _clone(region, x, inner, parts, before)
     attrs = respell(node, (_new_map(x.rank, inner, len(parts)), out_map), shape)
     return region.insert("broadcast", (source,), attrs, node, before)

@@ -1,8 +1,8 @@
 """What a pass is, and the one driver of local rewrites that most passes share.
 
-A pass is a frozen dataclass: its fields are its options, ``name`` is what reports, options and dumps show. A *rule* is a
-function ``rule(rw, node)`` that looks at one node and returns what replaces it, or None. ``Rewriter`` applies rules in
-one sweep in definition order, so a sweep costs time linear in the number of nodes.
+A pass is a frozen dataclass: its fields are its options, ``name`` is what reports, options and dumps show. A *rule*
+is a function ``rule(rw, node)`` that looks at one node and returns what replaces it, or None. ``Rewriter`` applies
+rules in one sweep in definition order, so a sweep costs time linear in the number of nodes.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class PassReport:
 class Rewriter:
     """One sweep over a graph that replaces nodes by what rules return.
 
-    Rules see nodes whose inputs are already rewritten. They make nodes with ``add`` (which applies the rules to the new
-    node too) and must look before they make.
+    Rules see nodes whose inputs are already rewritten. They make nodes with ``add`` (which applies the rules to the
+    new node too) and must look before they make.
     """
 
     def __init__(self, graph: Graph, rules: Rules, notes: Counter[str] | None = None, options: Any = None) -> None:
@@ -197,11 +197,13 @@ def subgraphs(graph: Graph) -> list[Graph]:
     """As ``graph.subgraphs()``, without a look at the attributes of ops that hold none."""
     from graph_kernel.ops import OPS, Pattern
 
-    found = []
+    found: list[Graph] = []
     for node in graph.nodes:
         if node.op in OPS and OPS[node.op].pattern is Pattern.CONTROL:
             for value in node.attrs.values():
-                found.extend(item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Graph))
+                found.extend(
+                    item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Graph)
+                )
     return found
 
 

@@ -200,7 +200,8 @@ def reduce_of_broadcast(rw: Rewriter, node: Node) -> Value | None:
     (x,) = inner.inputs
     grows = expanded(rw, inner)
     source = {k: i for i, k in enumerate(inner.attrs["dims"])}
-    inside, new = [], []
+    inside: list[int] = []
+    new: list[int] = []
     for axis in node.attrs["axes"]:
         old = source.get(axis)
         (inside if old is not None and not grows[old] else new).append(axis)
@@ -257,6 +258,6 @@ class BroadcastFolding(RulePass):
         "reshape": (reshape_of_broadcast,),
         "transpose": (transpose_of_broadcast,),
         "concat": (concat_of_broadcasts,),
-        **{op: (sink_broadcast,) for op in ELEMENTWISE},
-        **{op: (reduce_of_broadcast,) for op in REDUCES},
+        **dict.fromkeys(ELEMENTWISE, (sink_broadcast,)),
+        **dict.fromkeys(REDUCES, (reduce_of_broadcast,)),
     }

@@ -1,6 +1,7 @@
 """Constant folding: nodes of constants are computed once, at compile time.
 
-A broadcast or an iota of constants is not materialised: both are cheaper as an index map than as memory. Weight expressions (transposes, reshapes, casts, products of weights) fold when they do not grow, whatever their size.
+A broadcast or an iota of constants is not materialised: both are cheaper as an index map than as memory. Weight
+expressions (transposes, reshapes, casts, products of weights) fold when they do not grow, whatever their size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 from graph_kernel.ir import Node, Value
 from graph_kernel.ops.base import OPS, Pattern
-from graph_kernel.passes.base import RulePass, Rewriter
+from graph_kernel.passes.base import Rewriter, RulePass
 from graph_kernel.passes.match import array_of, is_static, made_by
 
 LAZY = frozenset({"constant", "broadcast", "iota"})
@@ -37,7 +38,7 @@ def fold(rw: Rewriter, node: Node) -> tuple[Value, ...] | None:
     with np.errstate(all="ignore"):
         arrays = op.evaluate([np.asarray(array_of(v)) for v in node.inputs], dict(node.attrs))
     return tuple(
-        rw.constant(np.asarray(a, dtype=v.dtype).reshape([int(d) for d in v.shape]))  # type: ignore[arg-type]
+        rw.constant(np.ascontiguousarray(a, dtype=v.dtype).reshape(np.shape(a)))
         for a, v in zip(arrays, node.outputs, strict=True)
     )
 

@@ -21,8 +21,8 @@ COMMUTATIVE = frozenset({"add", "mul", "max", "min", "and", "or", "xor", "eq", "
 class CommonSubexpressions(Pass):
     """One forward sweep with a table of seen nodes. Constants are compared by content, nodes with sub-graphs not at all.
 
-    The two inputs of a commutative op count in either order. Nodes that determine a data-dependent size stay: each has
-    a symbol of its own.
+    The two inputs of a commutative op count in either order. Nodes that determine a data-dependent size stay: each
+    has a symbol of its own.
     """
 
     name: ClassVar[str] = "cse"

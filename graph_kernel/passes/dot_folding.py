@@ -129,15 +129,16 @@ def _drop_batch(rw: Rewriter, node: Node, inner: Node, mine: int, dims: list[Dim
 def merge_scales(rw: Rewriter, node: Node) -> Value | None:
     """dot(a * c, b * d) -> dot(a * (c * d), b): rounding, and exact for powers of two.
 
-    Exporters split the 1 / sqrt(d) of attention over queries and keys; scaling a key cache anew at every step is waste.
-    Only factors between 2**-24 and 1 and products above 2**-24 in float32: no value that was finite overflows, and only numbers next to the denormal ones lose bits.
+    Exporters split the 1 / sqrt(d) of attention over queries and keys; scaling a key cache anew at every step is
+    waste. Only factors between 2**-24 and 1 and products above 2**-24 in float32: no value that was finite
+    overflows, and only numbers next to the denormal ones lose bits.
     """
     if node.inputs[0].dtype != np.float32 or node.inputs[1].dtype != np.float32:
         return None
-    parts = [_scaled(rw, v) for v in node.inputs]
-    if parts[0] is None or parts[1] is None:
+    left, right = (_scaled(rw, v) for v in node.inputs)
+    if left is None or right is None:
         return None
-    (a, c), (b, d) = parts
+    (a, c), (b, d) = left, right
     factor = np.float32(c * d)
     if not all(2.0**-24 <= abs(float(f)) <= 1 for f in (c, d, factor)):
         return None

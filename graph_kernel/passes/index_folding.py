@@ -1,7 +1,8 @@
 """Index arithmetic: gathers by ranges become slices, and comparisons of positions that are decided at compile time vanish.
 
-``affine(value)`` finds ``value[i0, i1, ...] = offset + sum(step_k * i_k)`` in the nodes that make an int32 or int64 value. Positions
-are taken as integers that do not wrap: a tensor whose positions leave int32 has no int32 index that could name them.
+``affine(value)`` finds ``value[i0, i1, ...] = offset + sum(step_k * i_k)`` in the nodes that make an int32 or int64
+value. Positions are taken as integers that do not wrap: a tensor whose positions leave int32 has no int32 index
+that could name them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from graph_kernel.ir import Node, Value
 from graph_kernel.ops.base import is_int
 from graph_kernel.passes.base import Rewriter, RulePass
 from graph_kernel.passes.match import exact_cast, made_by, same_dim
+from graph_kernel.passes.view_folding import take_slice
 from symbolic import ge
 
 if TYPE_CHECKING:
@@ -79,7 +81,10 @@ def _form(scope: Scope, node: Node, depth: int) -> Affine | None:
     assert other is not None
     if op in ("add", "sub"):
         sign = 1 if op == "add" else -1
-        return Affine(inner.offset + sign * other.offset, tuple(a + sign * b for a, b in zip(inner.steps, other.steps, strict=True)))
+        return Affine(
+            inner.offset + sign * other.offset,
+            tuple(a + sign * b for a, b in zip(inner.steps, other.steps, strict=True)),
+        )
     if op == "mul" and not (inner.moving and other.moving):
         moving, still = (inner, other) if inner.moving else (other, inner)
         return Affine(moving.offset * still.offset, tuple(still.offset * s for s in moving.steps))
@@ -164,7 +169,9 @@ def _answer(scope: Scope, op: str, least: Dim | None, most_negated: Dim | None) 
     above = least is not None and _holds(scope, least, 1)
     at_most = most_negated is not None and _holds(scope, most_negated, 0)
     below = most_negated is not None and _holds(scope, most_negated, 1)
-    yes = {"ge": at_least, "gt": above, "le": at_most, "lt": below, "eq": at_least and at_most, "ne": above or below}[op]
+    yes = {"ge": at_least, "gt": above, "le": at_most, "lt": below, "eq": at_least and at_most, "ne": above or below}[
+        op
+    ]
     no = {"ge": below, "gt": at_most, "le": above, "lt": at_least, "eq": above or below, "ne": at_least and at_most}[op]
     return True if yes else False if no else None
 
@@ -205,9 +212,7 @@ def take_of_range(rw: Rewriter, node: Node) -> Value | None:
     limit = start + count if stride == 1 else start + (count - 1) * stride + 1
     if not _holds(rw.scope, start, 0) or not _holds(rw.scope, x.shape[axis], limit):
         return None
-    starts, limits, strides = [0] * x.rank, list(x.shape), [1] * x.rank
-    starts[axis], limits[axis], strides[axis] = start, limit, stride  # type: ignore[call-overload]
-    part = rw.add("slice", x, starts=tuple(starts), limits=tuple(limits), strides=tuple(strides))
+    part = take_slice(rw, x, axis, start, limit, stride)
     place = [*range(axis), *(axis + a for a in form.moving), *range(axis + index.rank, node.output.rank)]
     if not form.moving:
         part = rw.add("reshape", part, shape=x.shape[:axis] + x.shape[axis + 1 :])
@@ -261,7 +266,7 @@ class IndexFolding(RulePass):
 
     name: ClassVar[str] = "index_folding"
     rules: ClassVar = {
-        **{op: (decided_comparison,) for op in ("eq", "ne", "lt", "le", "gt", "ge")},
+        **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), (decided_comparison,)),
         "max": (decided_extreme,),
         "min": (decided_extreme,),
         "take": (take_of_range, take_of_flat_grid, take_of_splat_or_iota),

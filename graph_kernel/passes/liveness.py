@@ -10,8 +10,8 @@ from graph_kernel.ir import Graph, Node, Value
 def remove_dead(graph: Graph) -> int:
     """Removes nodes that no graph output depends on, in one backward sweep; returns how many.
 
-    Ops have no side effects, so a node lives only through its outputs, or because it determines a data-dependent size that
-    something else needs.
+    Ops have no side effects, so a node lives only through its outputs, or because it determines a data-dependent
+    size that something else needs.
     """
     data = {name for name, info in graph.scope.symbols.items() if info.data_dependent}
     live: set[Value] = set(graph.outputs)

@@ -7,18 +7,78 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graph_kernel.ir import Graph, Node, Value
+from graph_kernel.ir import Node, Value
 from graph_kernel.ops.base import HALF, is_float, is_int
 
 if TYPE_CHECKING:
     from symbolic import Dim, Scope
 
 UNARY = frozenset(
-    "neg abs sign floor ceil round trunc exp exp2 log log1p expm1 sqrt rsqrt cbrt reciprocal square sin cos tan asin acos atan "
-    "sinh cosh tanh asinh acosh atanh erf erfc erf_inv logistic is_finite is_nan is_inf not cast".split()
+    [
+        "neg",
+        "abs",
+        "sign",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "exp",
+        "exp2",
+        "log",
+        "log1p",
+        "expm1",
+        "sqrt",
+        "rsqrt",
+        "cbrt",
+        "reciprocal",
+        "square",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "erf",
+        "erfc",
+        "erf_inv",
+        "logistic",
+        "is_finite",
+        "is_nan",
+        "is_inf",
+        "not",
+        "cast",
+    ]
 )
 BINARY = frozenset(
-    "add sub mul div rem pow max min atan2 and or xor shift_left shift_right_logical shift_right_arithmetic eq ne lt le gt ge".split()
+    [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "rem",
+        "pow",
+        "max",
+        "min",
+        "atan2",
+        "and",
+        "or",
+        "xor",
+        "shift_left",
+        "shift_right_logical",
+        "shift_right_arithmetic",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+    ]
 )
 ELEMENTWISE = UNARY | BINARY | {"select"}
 REDUCES = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"})
@@ -70,16 +130,13 @@ def same_shape(scope: Scope, a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     return len(a) == len(b) and all(same_dim(scope, x, y) for x, y in zip(a, b, strict=True))
 
 
-def dim_key(scope: Scope, dim: Dim) -> Dim:
-    """A canonical form of ``dim`` under the equalities that the scope knows."""
-    return dim if isinstance(dim, int) else scope.simplify(dim)
-
-
 def is_static(value: Any) -> bool:
     """Whether an attribute holds no symbolic dimension and no graph."""
     if isinstance(value, tuple | list):
         return all(is_static(v) for v in value)
-    return value is None or isinstance(value, int | float | complex | str | bytes | np.ndarray | np.generic | np.dtype | type)
+    return value is None or isinstance(
+        value, int | float | complex | str | bytes | np.ndarray | np.generic | np.dtype | type
+    )
 
 
 def is_identity(perm: Sequence[int]) -> bool:
@@ -108,12 +165,4 @@ def exact_cast(a: np.dtype, b: np.dtype) -> bool:
         return a.itemsize * 8 - (a.kind == "i") <= digits
     if is_float(a) and is_float(b):
         return a in HALF and b.itemsize > 2 or a == np.float32 and b == np.float64
-    return False
-
-
-def has_subgraph(node: Node) -> bool:
-    """Whether an attribute of ``node`` is or holds a graph."""
-    for value in node.attrs.values():
-        if any(isinstance(item, Graph) for item in (value if isinstance(value, tuple) else (value,))):
-            return True
     return False

@@ -11,7 +11,8 @@ from graph_kernel.passes.base import all_values
 class Region:
     """A graph being edited in place. Nodes keep their order; new ones are put after a value's definition.
 
-    ``users`` is computed once; nodes that an edit has touched are in ``touched`` and are left alone until the next sweep.
+    ``users`` is computed once; nodes that an edit has touched are in ``touched`` and are left alone until the next
+    sweep.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -25,7 +26,14 @@ class Region:
         self._before: dict[Node, list[Node]] = {}
         self._names = {v.name for v in all_values(graph)}
 
-    def insert(self, op: str, inputs: tuple[Value, ...], attrs: dict[str, object], like: Node | None, before: Node | None = None) -> Value:
+    def insert(
+        self,
+        op: str,
+        inputs: tuple[Value, ...],
+        attrs: dict[str, object],
+        like: Node | None,
+        before: Node | None = None,
+    ) -> Value:
         """A new node right after the definition of its first input, or in front of ``before``."""
         node = self.graph.make_node(op, inputs, attrs, like.origin if like is not None else NO_ORIGIN)
         for out in node.outputs:

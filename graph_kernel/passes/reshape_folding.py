@@ -117,5 +117,5 @@ class ReshapeFolding(RulePass):
     name: ClassVar[str] = "reshape_folding"
     rules: ClassVar = {
         "reshape": (identity_reshape, reshape_of_reshape, reshape_of_iota, reshape_of_transpose),
-        **{op: (sink_added_ones,) for op in ELEMENTWISE},
+        **dict.fromkeys(ELEMENTWISE, (sink_added_ones,)),
     }

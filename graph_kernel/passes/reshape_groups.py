@@ -1,7 +1,7 @@
 """How a reshape groups its axes: the finest list of (input axes, output axes) with proved-equal sizes.
 
-Axes of size 1 never join a group: each is a group of its own, paired with an axis of size 1 on the other side where the
-positions fit and alone otherwise. So ``[b, 1, 6] -> [b, 2, 3]`` is ``([0], [0]), ([1], []), ([2], [1, 2])``.
+Axes of size 1 never join a group: each is a group of its own, paired with an axis of size 1 on the other side where
+the positions fit and alone otherwise. So ``[b, 1, 6] -> [b, 2, 3]`` is ``([0], [0]), ([1], []), ([2], [1, 2])``.
 """
 
 from __future__ import annotations

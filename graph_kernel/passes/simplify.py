@@ -320,8 +320,8 @@ class Simplify(RulePass):
         "xor": (xor_zero,),
         "select": (select_known, select_not, select_bool),
         "cast": (cast_chain,),
-        **{op: (compare_self,) for op in COMPARES},
-        **{op: (reduce_of_one,) for op in REDUCES - {"reduce_max", "reduce_min", "reduce_and", "reduce_or"}},
-        **{op: (reduce_of_one, reduce_merge) for op in ("reduce_max", "reduce_min", "reduce_and", "reduce_or")},
-        **{op: (scan_of_one,) for op in SCANS},
+        **dict.fromkeys(COMPARES, (compare_self,)),
+        **dict.fromkeys(REDUCES - {"reduce_max", "reduce_min", "reduce_and", "reduce_or"}, (reduce_of_one,)),
+        **dict.fromkeys(("reduce_max", "reduce_min", "reduce_and", "reduce_or"), (reduce_of_one, reduce_merge)),
+        **dict.fromkeys(SCANS, (scan_of_one,)),
     }

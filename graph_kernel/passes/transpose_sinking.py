@@ -1,9 +1,9 @@
 """Transpose sinking: a transpose moves past everything that does not care about the order of axes, to where it vanishes.
 
-From a transpose the pass walks its users forward: elementwise ops, reductions, broadcasts, slices, concats along any axis and
-matrix products are computed in the untransposed layout instead. Where the walk ends, a product absorbs the transpose into its
-dimension numbers, a transpose merges with it, and anything else needs a transpose again. The region is rewritten if that takes no more
-transposes than before; every move goes forward, so the pass ends.
+From a transpose the pass walks its users forward: elementwise ops, reductions, broadcasts, slices, concats along
+any axis and matrix products are computed in the untransposed layout instead. Where the walk ends, a product absorbs
+the transpose into its dimension numbers, a transpose merges with it, and anything else needs a transpose again. The
+region is rewritten if that takes no more transposes than before; every move goes forward, so the pass ends.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import ClassVar
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.passes.axis_maps import Map, identity_map, respell
 from graph_kernel.passes.base import Pass
-from graph_kernel.passes.match import ELEMENTWISE, REDUCES, SCANS, inverse, is_identity
 from graph_kernel.passes.liveness import remove_dead
+from graph_kernel.passes.match import ELEMENTWISE, REDUCES, SCANS, inverse, is_identity
 from graph_kernel.passes.regions import Region
 
 Perm = tuple[int, ...]
@@ -159,7 +159,9 @@ def _worth(region: Region, seed: Node, plan: _Plan) -> bool:
     if after != before or not plan.nodes:
         return after < before
     # moved, not removed: never to where there is more data, nor behind a broadcast (broadcast_folding moves it back)
-    return all(v.rank <= seed.output.rank and v.producer is not None and v.producer.op != "broadcast" for v in plan.exits)
+    return all(
+        v.rank <= seed.output.rank and v.producer is not None and v.producer.op != "broadcast" for v in plan.exits
+    )
 
 
 def _merged(plan: _Plan, node: Node) -> Perm:
@@ -231,4 +233,3 @@ def _entered(region: Region, value: Value, perm: Perm, before: Node) -> Value:
         attrs = dict(node.attrs) | {"shape": shape, "axis": perm[node.attrs["axis"]]}
         return region.insert("iota", (), attrs, node, before)
     return region.insert("transpose", (value,), {"perm": back}, node, before)
-

@@ -101,7 +101,7 @@ def test_names_of_front_ends() -> None:
     y = graph.add("neg", x, name="layers.0/attn:0-out")
     graph.outputs = [y, y, x]
     text, again = round_trip(graph)
-    assert '%"params[\'q_proj\'] bias": float32[2]' in text
+    assert "%\"params['q_proj'] bias\": float32[2]" in text
     assert [v.name for v in again.outputs] == [y.name, y.name, x.name]
     fresh = again.add("neg", again.outputs[0])
     assert fresh.name not in (x.name, y.name)
@@ -144,16 +144,26 @@ def test_every_attribute_kind() -> None:
     graph = parse(text)
     assert to_text(graph) == text
     attrs = graph.nodes[0].attrs
-    assert attrs["h"] == ((), (1, symbol("s"))) and attrs["f"] == np.dtype(ml_dtypes.bfloat16) and attrs["i"] == float("inf")
+    assert (
+        attrs["h"] == ((), (1, symbol("s")))
+        and attrs["f"] == np.dtype(ml_dtypes.bfloat16)
+        and attrs["i"] == float("inf")
+    )
 
 
 BROKEN = {
     "no closing": ("graph main {\n  input %x: float32[2]\n", "line 3"),
     "undefined": ("graph main {\n  output %x\n}", "line 2: %x is not defined"),
-    "defined twice": ("graph main {\n  input %x: float32[2]\n  input %x: float32[2]\n  output %x\n}", "%x is defined twice"),
+    "defined twice": (
+        "graph main {\n  input %x: float32[2]\n  input %x: float32[2]\n  output %x\n}",
+        "%x is defined twice",
+    ),
     "dtype": ("graph main {\n  input %x: float33[2]\n  output %x\n}", "no dtype 'float33'"),
     "dim": ("graph main {\n  input %x: float32[2 +]\n  output %x\n}", "cannot read '2 \\+'"),
-    "value": ("graph main {\n  input %x: float32[2]\n  %y: float32[2] = neg(%x) a=what\n  output %y\n}", "value 'what'"),
+    "value": (
+        "graph main {\n  input %x: float32[2]\n  %y: float32[2] = neg(%x) a=what\n  output %y\n}",
+        "value 'what'",
+    ),
     "symbol": ("graph main {\n  symbol s 1 to 4\n  output\n}", "cannot read the symbol"),
     "rest": ("graph main {\n  output\n}\nmore", "expected the end"),
 }

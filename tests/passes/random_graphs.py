@@ -1,7 +1,7 @@
 """Random graphs with symbolic dims, for tests that compare a graph before and after a rewrite.
 
-Data are small integers, so that sums and products are exact in float32 and a reordering of them does not show. What makes fractions (div, rsqrt) is
-never fed to a comparison or a rounding op.
+Data are small integers, so that sums and products are exact in float32 and a reordering of them does not show. What
+makes fractions (div, rsqrt) is never fed to a comparison or a rounding op.
 """
 
 from __future__ import annotations
@@ -95,7 +95,11 @@ class Maker:
 
     def make_logic(self) -> Value | None:
         x = self.pick(BOOL)
-        return x and (self.graph.add("not", x) if self.rng.random() < 0.4 else self.graph.add(str(self.choose("and", "or")), x, self.partner(x)))
+        return x and (
+            self.graph.add("not", x)
+            if self.rng.random() < 0.4
+            else self.graph.add(str(self.choose("and", "or")), x, self.partner(x))
+        )
 
     def make_compare(self) -> Value | None:
         x = self.pick(INT, FLOAT)
@@ -117,7 +121,11 @@ class Maker:
         if x is None or not x.rank:
             return None
         axes = tuple(sorted({self.axis(x), self.axis(x)}))
-        op = "reduce_sum" if any(x.shape[i] == self.a for i in axes) else str(self.choose("reduce_sum", "reduce_max", "reduce_min"))
+        op = (
+            "reduce_sum"
+            if any(x.shape[i] == self.a for i in axes)
+            else str(self.choose("reduce_sum", "reduce_max", "reduce_min"))
+        )
         out = self.graph.add(op, x, axes=axes)
         if self.rng.random() < 0.6:
             kept = tuple(1 if i in axes else d for i, d in enumerate(x.shape))
@@ -233,7 +241,11 @@ class Maker:
         if x is None or not x.rank or not self._small(x):
             return None
         axis = self.axis(x)
-        others = [v for v in self.values if v.dtype == FLOAT and x.shape[axis] in v.shape and self._small(v) and v.rank + x.rank <= 6]
+        others = [
+            v
+            for v in self.values
+            if v.dtype == FLOAT and x.shape[axis] in v.shape and self._small(v) and v.rank + x.rank <= 6
+        ]
         n = x.shape[axis]
         if others and self.rng.random() < 0.6:
             y = others[int(self.rng.integers(len(others)))]

@@ -1,7 +1,7 @@
 """Each pass on small graphs: ``golden/PASS.txt`` holds cases of a title, the graph before and the graph after.
 
-``DVM_UPDATE_GOLDEN=1 pytest tests/passes`` writes the graphs after again; read the difference. Every case is also run before and after, at several
-sizes.
+``DVM_UPDATE_GOLDEN=1 pytest tests/passes`` writes the graphs after again; read the difference. Every case is also
+run before and after, at several sizes.
 """
 
 from __future__ import annotations
