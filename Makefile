@@ -9,6 +9,7 @@ FIND_PYTHON = for p in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 PIP_FLAGS := --quiet --disable-pip-version-check
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 
 .PHONY: demo test test-slow lint format typecheck bench docs clean
 
@@ -32,8 +33,8 @@ format: $(VENV)/.installed-lint
 typecheck: $(VENV)/.installed-lint
 	$(PY) -m mypy
 
-bench: $(VENV)/.installed-bench
-	$(PY) -m benchmarks $(BENCH_ARGS)
+bench: $(VENV)/.installed
+	$(PY) -m benchmarks.demo --rounds 20 $(BENCH_ARGS)
 
 docs: $(VENV)/.installed-docs
 	$(PY) -m mkdocs build --strict
