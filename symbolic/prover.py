@@ -84,7 +84,23 @@ class Prover:
             self.fuel = fuel
             goals = tuple(goal_of(r) for r in rel.args) if rel.op == relations.EITHER else (goal_of(rel),)
             why = self._prove(goals, 0)
+            if why is None and rel.op == relations.EITHER:
+                why = self._by_exclusion(rel)
         return why
+
+    def _by_exclusion(self, rel: Relation) -> str | None:
+        """Of alternatives, one holds wherever all others fail."""
+        for part in rel.args[-3:]:
+            others = [relations.negation(r) for r in rel.args if r is not part]
+            if not all(others):
+                continue
+            try:
+                with self.store.assuming(*(n for ns in others for n in ns)):
+                    if self._prove((goal_of(part),), 1) is not None:
+                        return f"{part} wherever the others fail"
+            except Contradiction:
+                return "the others cannot all fail"
+        return None
 
     def impossible(self, rel: Relation, fuel: int = FUEL) -> bool:
         """Whether ``rel`` fails for every assignment."""
@@ -148,16 +164,29 @@ class Prover:
         if isinstance(d, int):
             return None
         if goal.kind == NONNEG:
-            return self._linear(d)
+            return self._at_least_zero(d)
         if goal.kind == NONZERO:
-            return self._linear(d - 1) or self._linear(-d - 1)
+            return self._at_least_zero(d - 1) or self._at_least_zero(-d - 1)
         if d.constant % content(d, with_constant=False):
             return None
-        above = self._linear(d)
-        below = above and self._linear(-d)
+        above = self._at_least_zero(d)
+        below = above and self._at_least_zero(-d)
         return f"neither side is larger: {above}; {below}" if below and above != below else below
 
     # --- linear arithmetic ------------------------------------------------------------------------------------------------------
+
+    def _at_least_zero(self, goal: Dim) -> str | None:
+        """Linear arithmetic on ``goal``; where it divides by a size d, also on ``d*goal + d - 1``, which has the same sign."""
+        why = self._linear(goal)
+        if why is not None or isinstance(goal, int):
+            return why
+        divisors = [a.args[1] for m in goal.terms for a in m if a.op == FLOORDIV and isinstance(a.args[1], Expr)]
+        for d in list(dict.fromkeys(divisors))[:2]:
+            if self.store.positive(d):
+                why = self._linear(self.store.norm(d * goal + d - 1))
+                if why is not None:
+                    return f"{why} (after multiplying by {self.store.back(d)})"
+        return None
 
     def _linear(self, goal: Dim) -> str | None:
         if self.fuel <= 0:

@@ -193,6 +193,11 @@ class Store:
         q, r = poly_divmod(x, d)
         if self.nonneg(r) and self.nonneg(d - r - 1):
             return q
+        top = x.as_atom if isinstance(x, Expr) else None
+        if top is not None and top.op == MOD and isinstance(top.args[1], Expr):  # (y % (d*k)) // d == (y // d) % k
+            k, rest = poly_divmod(top.args[1], d)
+            if isinstance(rest, int) and rest == 0 and self.positive(k):
+                return functions.mod(functions.floordiv(top.args[0], d), k)
         if q != 0:
             return q + functions.floordiv(r, d)
         x, d, changed = self._cancel(x, d)
@@ -316,7 +321,24 @@ class Store:
             return True
         if hi is not None and hi < 0:
             return False
-        return self._shifted_nonneg(dim) or (self._use_facts and self._nonneg_by_fact(dim))
+        if self._shifted_nonneg(dim) or (self._use_facts and self._nonneg_by_fact(dim)):
+            return True
+        worst = self._remainders_at_most(dim)
+        return worst is not None and self.nonneg(worst)
+
+    def _remainders_at_most(self, dim: Expr) -> Dim | None:
+        """A lower bound of ``dim``: a remainder ``x % d`` that counts against it is taken as ``d - 1``; None where there is none."""
+        for mono, c in dim.ordered():
+            if c > 0:
+                continue
+            for atom in mono:
+                if atom.op != MOD or isinstance(atom.args[1], int) or not self.positive(atom.args[1]):
+                    continue
+                rest = list(mono)
+                rest.remove(atom)
+                if all(self.nonneg(atom_expr(a)) for a in rest):
+                    return dim - make({mono: c}) + c * (make({tuple(rest): 1}) * (atom.args[1] - 1))
+        return None
 
     def _nonneg_by_fact(self, dim: Expr) -> bool:
         """``dim`` is one known inequality plus something that ranges make non-negative."""
