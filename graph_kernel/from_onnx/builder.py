@@ -247,7 +247,9 @@ class Builder:
         """Reverses axes."""
         return self.op("rev", x, axes=tuple(axes)) if axes else x
 
-    def pad(self, x: Value, low: Sequence[Dim], high: Sequence[Dim], number: Operand = 0, interior: Any = None) -> Value:
+    def pad(
+        self, x: Value, low: Sequence[Dim], high: Sequence[Dim], number: Operand = 0, interior: Any = None
+    ) -> Value:
         """Pads with one number (or rank-0 value)."""
         low, high, interior = tuple(low), tuple(high), tuple(interior or (0,) * x.rank)
         if all(map(_is_zero, low + high + interior)):
@@ -291,7 +293,7 @@ class Builder:
 
     def require_equal(self, a: Dim, b: Dim, message: str = "") -> None:
         """Two dims have to agree: proved now or checked at launch."""
-        if not (a == b):
+        if a != b:
             self.require(symbolic.eq(a, b), message)
 
     def require(self, relation: symbolic.Relation, message: str = "") -> None:

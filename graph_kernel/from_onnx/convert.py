@@ -33,7 +33,7 @@ from graph_kernel.ir import Origin, Value
 from vm.errors import CompileError, DvmError, UnsupportedOp
 
 if TYPE_CHECKING:
-    from graph_kernel.from_onnx.loader import Weights
+    from graph_kernel.from_onnx.source import Weights
 
 MAX_DEPTH = 40  # nested sub-graphs and function bodies
 
@@ -44,6 +44,7 @@ class Frame:
 
     parent: the frame whose names a sub-graph sees; None for the main graph and function bodies.
     failed: names that no value exists for, because the node that makes them is unsupported.
+    inside_op: whether the nodes are the body of an op; they keep the origin of the node that was expanded.
     """
 
     builder: Builder
@@ -54,13 +55,15 @@ class Frame:
     names: dict[str, Tensor] = field(default_factory=dict)
     problems: Problems = field(default_factory=lambda: Problems())
     failed: set[str] = field(default_factory=set)
+    inside_op: bool = False
 
     def child(self, builder: Builder, sees_names: bool = True) -> Frame:
-        """A frame inside this one."""
+        """A frame inside this one: of a sub-graph, or of an op's body, which sees no outer names."""
         if self.depth >= MAX_DEPTH:
             raise CompileError("sub-graphs or functions are nested too deeply")
         parent = self if sees_names else None
-        return Frame(builder, self.opsets, self.weights, parent, self.depth + 1, problems=self.problems)
+        inside_op = self.inside_op or not sees_names
+        return Frame(builder, self.opsets, self.weights, parent, self.depth + 1, problems=self.problems, inside_op=inside_op)
 
     def find(self, name: str) -> Tensor | None:
         """The tensor of that name here or in an enclosing graph."""
@@ -136,7 +139,7 @@ def convert_node(frame: Frame, node: onnx.NodeProto) -> None:
     outer, builder.origin = builder.origin, _origin(frame, node)
     call = Call(node, inputs, builder, frame, frame.opsets.get("", 0))
     try:
-        outputs = fold(call)
+        outputs: Sequence[Tensor | None] | None = fold(call)
         if outputs is None:
             outputs = _convert(frame, call)
     except DvmError as error:
@@ -146,7 +149,9 @@ def convert_node(frame: Frame, node: onnx.NodeProto) -> None:
     except RecursionError:
         raise
     except Exception as error:  # a malformed node: converters do not check everything that a valid model guarantees
-        raise CompileError(f"{describe(node)} cannot be converted, is the model valid? ({type(error).__name__}: {error})") from error
+        raise CompileError(
+            f"{describe(node)} cannot be converted, is the model valid? ({type(error).__name__}: {error})"
+        ) from error
     finally:
         builder.origin = outer
     if len(outputs) < sum(1 for name in node.output if name):
@@ -159,9 +164,7 @@ def convert_node(frame: Frame, node: onnx.NodeProto) -> None:
 
 
 def _origin(frame: Frame, node: onnx.NodeProto) -> Origin:
-    """Nodes of a function body keep the place of the node that was expanded."""
-    inside = frame.depth and frame.parent is None
-    return frame.builder.origin if inside else Origin(op_name(node), place(node))
+    return frame.builder.origin if frame.inside_op else Origin(op_name(node), place(node))
 
 
 def _lookup(frame: Frame, node: onnx.NodeProto, name: str) -> Tensor:
@@ -174,12 +177,11 @@ def _lookup(frame: Frame, node: onnx.NodeProto, name: str) -> Tensor:
 def _convert(frame: Frame, call: Call) -> Sequence[Tensor | None]:
     node = call.node
     domain = "" if node.domain == "ai.onnx" else node.domain
-    if "" == domain or (domain, node.op_type) in CONVERTERS:
-        handler = CONVERTERS.get((domain, node.op_type))
-        if handler is not None:
-            result = handler(call)
-            found = [result] if isinstance(result, Value | Tensor) else list(result)
-            return [Tensor.of(r, frame.builder) if isinstance(r, Value) else r for r in found]
+    handler = CONVERTERS.get((domain, node.op_type))
+    if handler is not None:
+        result = handler(call)
+        found = [result] if isinstance(result, Value | Tensor) else list(result)
+        return [Tensor.of(r, frame.builder) if isinstance(r, Value) else r for r in found]
     if not has_function(node, frame.opsets):
         raise UnsupportedOp(f"{describe(node)}: the operator is not supported")
     return _expand(frame, call)
@@ -221,5 +223,3 @@ def subgraph_value(frame: Frame, name: str) -> Tensor:
             raise UnsupportedOp(f"{name!r} comes from an unsupported node")
         raise CompileError(f"nothing defines the graph output {name!r}")
     return tensor
-
-

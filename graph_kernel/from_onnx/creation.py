@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+import symbolic
+from graph_kernel.from_onnx.dims import larger
 from graph_kernel.from_onnx.registry import Call, Result, converter
 from graph_kernel.from_onnx.tensor import Tensor, object_array
 from vm.errors import CompileError
-import symbolic
 
 
 @converter("Constant")
@@ -40,17 +41,10 @@ def _range(c: Call) -> Result:
     if not isinstance(delta, int) or delta == 0:
         raise c.unsupported(f"the step of a range has to be a number other than 0, it is {delta}")
     count = symbolic.ceildiv(limit - start, delta) if delta > 0 else symbolic.ceildiv(start - limit, -delta)
-    steps = b.iota((larger_than_zero(c, count),), 0, dtype)
+    steps = b.iota((larger(b.scope, count, 0),), 0, dtype)
     if delta != 1:
         steps = b.mul(steps, delta)
     return steps if isinstance(start, int) and start == 0 else b.add(steps, b.dim(start, dtype))
-
-
-def larger_than_zero(c: Call, count: symbolic.Dim) -> symbolic.Dim:
-    """max(count, 0)."""
-    from graph_kernel.from_onnx.dims import larger
-
-    return larger(c.builder.scope, count, 0)
 
 
 @converter("Shape")
@@ -153,7 +147,8 @@ def _split_to_sequence(c: Call) -> Result:
         if not isinstance(size, int) or not isinstance(sizes[0], int):
             raise c.unsupported(f"the length of the sequence depends on the size {size}")
         sizes = [min(sizes[0], size - at) for at in range(0, size, sizes[0])]
-    outs, at = [], 0
+    outs: list[Tensor] = []
+    at: symbolic.Dim = 0
     for part in sizes:
         piece = b.slice_axis(x, axis, at, at + part)
         drop = not c.has(1) and not c.attr("keepdims", 1)
@@ -161,5 +156,3 @@ def _split_to_sequence(c: Call) -> Result:
         outs.append(Tensor.of(piece, b))
         at = at + part
     return Tensor.sequence(outs)
-
-

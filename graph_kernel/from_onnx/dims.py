@@ -55,10 +55,10 @@ def choose(condition: Dim, x: Dim, y: Dim) -> Dim:
 
 
 def truncated_div(scope: Scope, a: Dim, b: Dim) -> Dim | None:
-    """a / b rounded towards zero, as ONNX divides integers; None if b may be 0 or its sign is unknown."""
+    """a / b rounded towards zero, as ONNX divides integers; None if the sign of b is unknown (dividing by 0 is undefined)."""
     if at_least(scope, -1, b):
         a, b = -a, -b
-    if not at_least(scope, b, 1):
+    if not at_least(scope, b, 0) or (isinstance(b, int) and b == 0):
         return None
     if at_least(scope, a, 0):
         return a // b

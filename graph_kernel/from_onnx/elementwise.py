@@ -95,8 +95,15 @@ def _mod(c: Call) -> Result:
 
 @converter("BitShift")
 def _bit_shift(c: Call) -> Result:
-    name = "shift_left" if c.attr("direction") == "LEFT" else "shift_right_logical"
-    return c.builder.binary(name, c.x(0), c.x(1))
+    """A shift by the width or more shifts everything out; a signed right shift keeps the sign."""
+    b, (x, y) = c.builder, c.builder.broadcast(c.x(0), c.x(1))
+    width = x.dtype.itemsize * 8
+    if c.attr("direction") == "LEFT":
+        return b.op("shift_left", x, y)
+    if x.dtype.kind == "u":
+        return b.op("shift_right_logical", x, y)
+    outside = b.op("or", b.binary("lt", y, 0), b.binary("ge", y, width))
+    return b.op("shift_right_arithmetic", x, b.select(outside, width - 1, y))
 
 
 @converter("IsInf")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx
 from onnx import defs, helper
 
@@ -10,7 +12,8 @@ from graph_kernel.from_onnx.tensor import Tensor
 from vm.errors import UnsupportedOp
 
 
-def _schema(node: onnx.NodeProto, opsets: dict[str, int]) -> defs.OpSchema | None:
+def _schema(node: onnx.NodeProto, opsets: dict[str, int]) -> Any:
+    """The op's schema (its C++ class has more attributes than its stubs say), or None."""
     domain = "" if node.domain == "ai.onnx" else node.domain
     try:
         return defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
@@ -56,9 +59,7 @@ def _type_proto(tensor: Tensor | None) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(elem, [d if isinstance(d, int) else str(d) for d in tensor.shape])
 
 
-def _with_attributes(
-    body: onnx.FunctionProto, node: onnx.NodeProto, schema: defs.OpSchema
-) -> onnx.FunctionProto:
+def _with_attributes(body: onnx.FunctionProto, node: onnx.NodeProto, schema: Any) -> onnx.FunctionProto:
     """References to the function's attributes replaced by the node's values or the schema's defaults."""
     given = {a.name: a for a in node.attribute}
     for name, attribute in schema.attributes.items():

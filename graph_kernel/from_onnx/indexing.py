@@ -8,7 +8,7 @@ import symbolic
 from graph_kernel.from_onnx.affine import Affine, affine
 from graph_kernel.from_onnx.builder import Builder
 from graph_kernel.from_onnx.dims import at_least
-from graph_kernel.from_onnx.registry import Call, Result, converter
+from graph_kernel.from_onnx.registry import Call, Result, converter, np_dtype
 from graph_kernel.ir import Value
 from symbolic import Dim
 
@@ -34,7 +34,8 @@ def _as_range(b: Builder, form: Affine | None, idx_shape: tuple[Dim, ...], size:
     """
     if form is None or len(form.moving) > 1:
         return None
-    start, stride, count = form.offset, 1, 1
+    start, stride = form.offset, 1
+    count: Dim = 1
     if form.moving:
         step = form.steps[form.moving[0]]
         if not isinstance(step, int) or step < 1:
@@ -103,9 +104,9 @@ def _gather_nd(c: Call) -> Result:
 def _component(b: Builder, idx: Value, k: int) -> Value:
     """``idx[..., k]``; looks through the concat that exporters build it with."""
     node = idx.producer
-    if node is not None and node.op == "concat" and node.attrs["axis"] == idx.rank - 1:
-        if all(_is_one(v.shape[-1]) for v in node.inputs):
-            return b.reshape(node.inputs[k], idx.shape[:-1])
+    joined = node is not None and node.op == "concat" and node.attrs["axis"] == idx.rank - 1
+    if node is not None and joined and all(_is_one(v.shape[-1]) for v in node.inputs):
+        return b.reshape(node.inputs[k], idx.shape[:-1])
     return b.reshape(b.slice_axis(idx, idx.rank - 1, k, k + 1), idx.shape[:-1])
 
 
@@ -164,7 +165,7 @@ def _horner(b: Builder, flat: Value | None, size: Dim, part: Value) -> Value:
 @converter("OneHot")
 def _one_hot(c: Call) -> Result:
     b, idx = c.builder, c.x(0)
-    (depth,) = c.dims(1)
+    depth = c.dims(1)[0] if c.number(1) is None else int(c.number(1))
     values = c.x(2)
     axis = c.axis(c.attr("axis", -1), idx.rank + 1)
     idx = b.cast(idx, np.int64)
@@ -186,8 +187,6 @@ def _trilu(c: Call) -> Result:
 
 @converter("EyeLike")
 def _eye_like(c: Call) -> Result:
-    from graph_kernel.from_onnx.registry import np_dtype
-
     b, like = c.builder, c.tensor(0)
     dtype = np_dtype(c.attr("dtype"), c.where()) if c.attr("dtype") else like.dtype
     rows, columns = b.iota(like.shape, 0), b.iota(like.shape, 1)

@@ -109,7 +109,9 @@ class InputDims:
         unknown = [str(k) for k in self.specs if k not in self._values]
         if unknown:
             known = ", ".join(map(repr, self.used)) or "none"
-            raise CompileError(f"no input has a dimension {', '.join(map(repr, unknown))}; the model's dimensions are {known}")
+            raise CompileError(
+                f"no input has a dimension {', '.join(map(repr, unknown))}; the model's dimensions are {known}"
+            )
 
     def assume(self, constraints: Iterable[str | Relation]) -> None:
         """Takes the user's constraints as facts that are checked at launch."""

@@ -37,8 +37,12 @@ def load(
         return _load(model, dims or {}, constraints)
     except DvmError:
         raise
+    except RecursionError as error:
+        raise CompileError("the ONNX model is nested too deeply, or its shape expressions are too complex") from error
     except Exception as error:  # a damaged model can break any assumption about protos
-        raise CompileError(f"the ONNX model cannot be read, it may be damaged ({type(error).__name__}: {error})") from error
+        raise CompileError(
+            f"the ONNX model cannot be read, it may be damaged ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _load(
@@ -64,7 +68,9 @@ def _load(
 def _add_input(frame: Frame, dims: InputDims, info: onnx.ValueInfoProto) -> None:
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
-        raise UnsupportedOp(f"input {info.name!r} is a {(kind or 'value without type').removesuffix('_type')}, only tensors work")
+        raise UnsupportedOp(
+            f"input {info.name!r} is a {(kind or 'value without type').removesuffix('_type')}, only tensors work"
+        )
     if info.name in frame.names:
         raise CompileError(f"the model has two inputs named {info.name!r}")
     dtype = np_dtype(info.type.tensor_type.elem_type, f"input {info.name!r}")

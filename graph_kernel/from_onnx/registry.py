@@ -90,7 +90,7 @@ class Call:
         dims = self.dims(i)
         if not all(isinstance(d, int) for d in dims):
             raise UnsupportedOp(f"{self.where()}: input {i} ({self.input_name(i)}) has to be constant, it is {dims}")
-        return [int(d) for d in dims]  # type: ignore[call-overload]
+        return [int(d) for d in dims]
 
     def number(self, i: int) -> Any:
         """Input ``i``, a constant with one element, as a Python number; None if it is not constant."""

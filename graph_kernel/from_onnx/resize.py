@@ -94,11 +94,12 @@ def _coordinates(c: Call, size: Dim, target: Dim, scale: Ratio | float) -> Value
     b = c.builder
     mode = c.attr("coordinate_transformation_mode", "half_pixel")
     i = b.cast(b.iota((target,), 0), np.float32)
-    n, m = b.dim(size, np.float32), b.dim(target, np.float32)
+    n, whole = b.dim(size, np.float32), b.dim(target, np.float32)
     if isinstance(scale, Ratio):
         factor = b.div(b.dim(scale.num, np.float32), float(scale.den))
     else:
-        factor = b.div(m, n) if scale != scale else b.scalar(scale, np.float32)
+        factor = b.div(whole, n) if scale != scale else b.scalar(scale, np.float32)
+    m = b.mul(n, factor)  # the size before it was rounded down
     if mode == "asymmetric":
         return b.div(i, factor)
     if mode == "align_corners":
@@ -109,7 +110,7 @@ def _coordinates(c: Call, size: Dim, target: Dim, scale: Ratio | float) -> Value
     if mode == "pytorch_half_pixel":
         return b.select(b.binary("gt", m, 1.0), half, 0.0)
     if mode == "half_pixel_symmetric":
-        adjust = b.div(m, b.mul(n, factor))
+        adjust = b.div(whole, m)
         return b.add(half, b.mul(b.mul(n, 0.5), b.sub(1.0, adjust)))
     raise c.unsupported(f"coordinate transformation {mode!r} is not supported")
 

@@ -21,7 +21,9 @@ def scatter(b: Builder, x: Value, idx: Value, updates: Value, kind: str) -> Valu
     windows = tuple(range(idx.rank - 1, updates.rank))
     axes = tuple(range(depth))
     attrs = {"update_window_dims": windows, "inserted_dims": axes, "start_index_map": axes}
-    return b.op("scatter", x, idx, updates, kind=kind, mode="fill", operand_batch_dims=(), indices_batch_dims=(), **attrs)
+    return b.op(
+        "scatter", x, idx, updates, kind=kind, mode="fill", operand_batch_dims=(), indices_batch_dims=(), **attrs
+    )
 
 
 def _from_start(b: Builder, x: Value, idx: Value) -> Value:

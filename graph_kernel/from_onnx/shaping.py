@@ -232,7 +232,8 @@ def _space_to_depth(c: Call) -> Result:
     for size in (h, w):
         b.require(symbolic.divides(block, size), f"{size} holds blocks of {block}")
     parts = b.reshape(x, (n, channels, h // block, block, w // block, block))
-    return b.reshape(b.transpose(parts, (0, 3, 5, 1, 2, 4)), (n, channels * block * block, h // block, w // block))
+    order = (0, 3, 5, 1, 2, 4) if c.attr("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    return b.reshape(b.transpose(parts, order), (n, channels * block * block, h // block, w // block))
 
 
 @converter("CenterCropPad")
@@ -266,5 +267,3 @@ def _compress(c: Call) -> Result:
     if rows.size and not at_least(b.scope, x.shape[axis], int(rows[-1]) + 1):
         b.require(symbolic.gt(x.shape[axis], int(rows[-1])), "the condition may not be longer than the axis")
     return b.take(x, b.constant(rows, np.int64), axis)
-
-

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import defs, inliner, numpy_helper
 
 from graph_kernel.from_onnx.registry import np_dtype
@@ -31,7 +31,9 @@ class Weights:
         try:
             return numpy_helper.to_array(proto)
         except (ValueError, TypeError, KeyError, NotImplementedError, OverflowError, MemoryError) as error:
-            raise CompileError(f"{what} is damaged: its data does not fit its shape {list(proto.dims)} ({error})") from error
+            raise CompileError(
+                f"{what} is damaged: its data does not fit its shape {list(proto.dims)} ({error})"
+            ) from error
 
     def _external(self, proto: onnx.TensorProto, dtype: np.dtype, what: str) -> np.ndarray:
         info = {entry.key: entry.value for entry in proto.external_data}
@@ -73,7 +75,9 @@ def read_model(model: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, We
     else:
         raise CompileError(f"an ONNX model is a path or an onnx.ModelProto, not {type(model).__name__}")
     if not proto.HasField("graph") or not proto.opset_import:
-        raise CompileError("this is not a complete ONNX model: it has no graph or names no opset (is the file truncated?)")
+        raise CompileError(
+            "this is not a complete ONNX model: it has no graph or names no opset (is the file truncated?)"
+        )
     check_opset(proto)
     return (_inlined(proto) if proto.functions else proto), Weights(directory)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import symbolic
 from graph_kernel.ir import Shape, Value
 
 if TYPE_CHECKING:
@@ -95,7 +96,9 @@ def _is_symbolic(element: Any) -> bool:
 
 
 def _plain(element: Any) -> int | float:
-    return element.num / element.den if isinstance(element, Ratio) else element
+    if not isinstance(element, Ratio):
+        return element
+    return symbolic.evaluate(element.num, {}) / element.den
 
 
 def _wrapped(flat: list[Any], dtype: np.dtype) -> np.ndarray:

@@ -135,13 +135,13 @@ def _scales_a_dim(*arrays: np.ndarray) -> bool:
 
 @_rule(*INT_OPS)
 def _binary(c: Call) -> Tensor | None:
-    op = c.node.op_type
+    op, scope = c.node.op_type, c.builder.scope
     first = _known(c)
     dtype = c.tensor(0).dtype
     for i in range(1, len(c.inputs)):
         second = _known(c, i)
         if dtype.kind in "iub":
-            int_op, scope = INT_OPS[op], c.builder.scope
+            int_op = INT_OPS[op]
             result_type = np.bool_ if op in COMPARISONS else dtype
             out = _elementwise(c, lambda x, y, f=int_op: f(scope, x, y), first, second, dtype=result_type)
         elif op in FLOAT_OPS and _scales_a_dim(first, second):
@@ -320,7 +320,7 @@ def _gather(c: Call) -> Tensor | None:
         return None
     x = _known(c)
     axis = c.axis(c.attr("axis", 0), x.ndim)
-    where = np.asarray(idx, dtype=np.int64).reshape(c.tensor(1).shape)  # type: ignore[arg-type]
+    where = np.asarray(idx, dtype=np.int64).reshape(c.tensor(1).shape)
     return _structural(c, np.asarray(np.take(x, where, axis=axis), dtype=object))
 
 
@@ -410,4 +410,6 @@ def _cumsum(c: Call) -> Tensor | None:
     x = _known(c)
     if c.tensor(0).dtype.kind not in "iu" or x.ndim != 1 or c.attr("exclusive", 0) or c.attr("reverse", 0):
         return None
-    return Tensor.sym(object_array([symbolic.ssum(list(x[: i + 1])) for i in range(len(x))], x.shape), c.tensor(0).dtype)
+    return Tensor.sym(
+        object_array([symbolic.ssum(list(x[: i + 1])) for i in range(len(x))], x.shape), c.tensor(0).dtype
+    )

@@ -53,7 +53,8 @@ def windows(c: Call, sizes: Sequence[Dim], kernel: Sequence[int]) -> list[Window
     for i, n in enumerate(sizes):
         size, stride, dilation = kernel[i], strides[i], dilations[i]
         reach = (size - 1) * dilation + 1
-        low, high = pads[i], pads[i + rank]
+        low: Dim = pads[i]
+        high: Dim = pads[i + rank]
         if auto in ("SAME_UPPER", "SAME_LOWER"):
             count = symbolic.ceildiv(n, stride)
             total = larger(scope, 0, (count - 1) * stride + reach - n)
@@ -78,21 +79,22 @@ def taps(b: Builder, x: Value, ws: Sequence[Window], fill: float) -> list[Value]
         steps = larger(b.scope, w.count - 1, 0) * w.stride
         low[axis], high[axis] = w.low, larger(b.scope, 0, steps + w.reach - w.n - w.low)
     x = b.pad(x, low, high, fill)
+    lengths = [larger(b.scope, (w.count - 1) * w.stride + 1, 0) for w in ws]
     found = []
     for position in itertools.product(*(range(w.size) for w in ws)):
-        part = x
-        for axis, (w, at) in enumerate(zip(ws, position, strict=True), start=first):
-            start = at * w.dilation
-            length = larger(b.scope, (w.count - 1) * w.stride + 1, 0)
-            part = b.slice_axis(part, axis, start, start + length, w.stride)
-        found.append(part)
+        offsets = [at * w.dilation for w, at in zip(ws, position, strict=True)]
+        starts: list[Dim] = [*(0,) * first, *offsets]
+        limits = list(x.shape[:first]) + [s + n for s, n in zip(starts[first:], lengths, strict=True)]
+        strides = (1,) * first + tuple(w.stride for w in ws)
+        whole = all(isinstance(s, int) and s == 0 for s in starts) and tuple(limits) == x.shape and set(strides) == {1}
+        found.append(x if whole else b.op("slice", x, starts=tuple(starts), limits=tuple(limits), strides=strides))
     return found
 
 
 def reduce_windows(b: Builder, x: Value, ws: Sequence[Window], reduce: str, combine: str, fill: float) -> Value:
     """A reduction over every window; windows that tile the input become an axis of their own."""
     first = x.rank - len(ws)
-    if all(w.tiles for w in ws):
+    if all(w.tiles and at_least(b.scope, w.n, w.count * w.stride) for w in ws):
         shape: list[Dim] = list(x.shape[:first])
         for axis, w in enumerate(ws, start=first):
             x = b.slice_axis(x, axis, 0, w.count * w.stride)
@@ -214,7 +216,7 @@ def _kernel(c: Call, w: Value) -> list[int]:
     kernel = list(w.shape[2:])
     if not all(isinstance(k, int) for k in kernel):
         raise c.unsupported(f"the size of the kernel has to be a number, it is {kernel}")
-    return [int(k) for k in kernel]  # type: ignore[call-overload]
+    return [int(k) for k in kernel]
 
 
 def _with_bias(b: Builder, out: Value, bias: Value | None) -> Value:
