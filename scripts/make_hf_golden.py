@@ -50,7 +50,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(fields: dict[str, Any], seed: int = 0) -> torch.nn.Module:
+def build(fields: dict[str, Any], seed: int = 0) -> transformers.PreTrainedModel:
     """A model with these config fields and random weights that float16 holds exactly."""
     fields = dict(fields)
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
@@ -68,12 +68,12 @@ def build(fields: dict[str, Any], seed: int = 0) -> torch.nn.Module:
     return model
 
 
-def weights(model: torch.nn.Module) -> dict[str, np.ndarray]:
+def weights(model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
     """The model's tensors, float16, by name."""
     return {name: w.detach().half().numpy() for name, w in model.state_dict().items() if w.is_floating_point()}
 
 
-def run_decoder(model: torch.nn.Module, b: int, s: int, past: int, seed: int) -> dict[str, np.ndarray]:
+def run_decoder(model: transformers.PreTrainedModel, b: int, s: int, past: int, seed: int) -> dict[str, np.ndarray]:
     """One case of a decoder: ``in/*`` and ``out/*`` as in the files. The cache's contents are random."""
     rng = np.random.default_rng(seed)
     c = model.config
@@ -96,7 +96,7 @@ def run_decoder(model: torch.nn.Module, b: int, s: int, past: int, seed: int) ->
     return case
 
 
-def run_bert(model: torch.nn.Module, b: int, s: int, padding: int, seed: int) -> dict[str, np.ndarray]:
+def run_bert(model: transformers.PreTrainedModel, b: int, s: int, padding: int, seed: int) -> dict[str, np.ndarray]:
     """One case of BERT's first layer; the last row of the batch has ``padding`` hidden tokens at its end."""
     rng = np.random.default_rng(seed)
     mask = np.ones((b, s), np.int32)
@@ -107,7 +107,7 @@ def run_bert(model: torch.nn.Module, b: int, s: int, padding: int, seed: int) ->
     return {"in/hidden": out.hidden_states[0].numpy(), "in/mask": mask, "out/layer0": out.hidden_states[1].numpy()}
 
 
-def run_cases(model: torch.nn.Module) -> list[dict[str, np.ndarray]]:
+def run_cases(model: transformers.PreTrainedModel) -> list[dict[str, np.ndarray]]:
     """Every case of the model's family."""
     if model.config.model_type == "bert":
         return [run_bert(model, *case, seed=k) for k, case in enumerate(BERT_CASES)]
