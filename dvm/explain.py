@@ -15,10 +15,12 @@ Every key may be missing.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from vm.errors import ProgramError
 from vm.program import KernelStep, Program, Step
 
 _MERGE_LIMIT = 40  # lines of merges in the text form; --json has all
@@ -35,11 +37,21 @@ class Kernel(NamedTuple):
         return f"{self.name}: {', '.join(self.ops)}" if self.ops else self.name
 
 
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """Around reading debug data, which no checksum of its own protects against a wrong writer: what is malformed is a ``ProgramError``."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProgramError(f"the program's debug data is malformed: {type(error).__name__}: {error}") from error
+
+
 def kernels(program: Program) -> tuple[Kernel, ...]:
     """The program's kernels; without debug data one per template that a step launches, named by its number."""
     listed = program.debug.get("kernels")
     if listed is not None:
-        return tuple(Kernel(str(k["name"]), _texts(k.get("ops")), _texts(k.get("origin"))) for k in listed)
+        with readable():
+            return tuple(Kernel(str(k["name"]), _texts(k.get("ops")), _texts(k.get("origin"))) for k in listed)
     used = dict.fromkeys(step.template for step in walk(program.steps) if isinstance(step, KernelStep))
     return tuple(Kernel(program.templates[t].name or f"template{t}") for t in used)
 
@@ -67,6 +79,10 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
+        with readable():
+            return self._to_dict()
+
+    def _to_dict(self) -> dict[str, Any]:
         debug = self._program.debug
         return {
             "kernels": [{"name": k.name, "ops": list(k.ops), "origin": list(k.origin)} for k in kernels(self._program)],
@@ -81,7 +97,10 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        data = self.to_dict()
+        with readable():
+            return self._text(self.to_dict())
+
+    def _text(self, data: dict[str, Any]) -> str:
         lines = [
             f"{len(data['kernels'])} kernels, {data['templates']} templates, {data['launches']} kernel launches"
             + (" (stripped: no names and no reasons are kept)" if data["stripped"] else "")

@@ -94,11 +94,13 @@ class CompiledProgram:
     def launch_flat(self, leaves: Sequence[Any]) -> list[Any]:
         """Launches on flat inputs and returns flat results, as ``__call__`` does for trees."""
         results = self._launch(leaves)
-        if self._wide_outputs and not x64_enabled():
-            for i in self._wide_outputs:
-                results[i] = np.asarray(results[i])
-        wide = self._wide_outputs
-        return [_to_jax(r) if type(r) is np.ndarray and i not in wide else r for i, r in enumerate(results)]
+        numpy_only = self._wide_outputs if self._wide_outputs and not x64_enabled() else ()
+        for i in numpy_only:
+            results[i] = np.asarray(results[i])
+        moved = [i for i, result in enumerate(results) if type(result) is np.ndarray and i not in numpy_only]
+        for i, array in zip(moved, _to_jax([results[i] for i in moved]), strict=True):
+            results[i] = array
+        return results
 
     def _launch(self, leaves: Sequence[Any]) -> list[Any]:
         if len(leaves) != len(self._admit):
@@ -186,6 +188,10 @@ class CompiledProgram:
     @property
     def constraints(self) -> list[str]:
         """One line each: declared ranges, deduced relations with their cause, launch checks, and what ``dvm.jit`` kept fixed and why."""
+        with explaining.readable():
+            return self._constraints()
+
+    def _constraints(self) -> list[str]:
         debug = self._program.debug
         lines = [str(line) for line in debug.get("constraints", ())]
         if not lines:  # a stripped program knows its ranges and checks, not who deduced them
@@ -272,10 +278,11 @@ def x64_enabled() -> bool:
     return jax.dtypes.canonicalize_dtype(np.int64) == np.int64
 
 
-def _to_jax(array: np.ndarray) -> jax.Array:
+def _to_jax(arrays: list[np.ndarray]) -> list[jax.Array]:
+    """The arrays as JAX arrays; compiles nothing, and copies only what is not aligned for XLA."""
     import jax
 
-    return jax.device_put(array, _cpu())
+    return jax.device_put(arrays, _cpu()) if arrays else []
 
 
 @functools.cache

@@ -45,6 +45,27 @@ def describe(treedef: Any) -> Layout:
     return {"kind": "custom", "name": f"{kind.__module__}.{kind.__qualname__}", "leaves": treedef.num_leaves}
 
 
+def check(layout: Layout) -> None:
+    """Raises ``ValueError`` (or ``KeyError``, ``TypeError``) unless ``layout`` is one, so that nothing fails later on."""
+    if layout == LEAF:
+        return
+    kind, items = layout["kind"], layout.get("items", [])
+    if kind == "custom":
+        if type(layout["leaves"]) is not int or not 0 <= layout["leaves"] < 1 << 20 or items:
+            raise ValueError("a custom node needs the number of its leaves")
+        return
+    if kind not in ("none", "tuple", "list", "namedtuple", *_DICTS.values()):
+        raise ValueError(f"unknown kind of node {kind!r}")
+    if kind == "namedtuple":
+        collections.namedtuple(layout["name"], layout["fields"])
+    if len(_steps(layout)) != len(items) or any(type(key) not in _PLAIN_KEYS for key in layout.get("keys", ())):
+        raise ValueError(f"a malformed {kind}")
+    if ("keys" in layout) != (kind in _DICTS.values()) or ("fields" in layout) != (kind == "namedtuple"):
+        raise ValueError(f"a malformed {kind}")
+    for item in items:
+        check(item)
+
+
 def count(layout: Layout) -> int:
     """Number of leaves."""
     if layout == LEAF:
@@ -271,9 +292,11 @@ class Signature:
         if in_tree is None:
             return cls.flat("onnx", input_names, n_outputs, title)
         try:
+            for layout in (*in_tree["args"], *in_tree["kwargs"].values(), out_tree):
+                check(layout)
             made = cls(in_tree["form"], in_tree["args"], in_tree["kwargs"], in_tree["names"], out_tree, title)
             fits = made.n_inputs == len(input_names) and count(out_tree) == n_outputs
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ProgramError(f"the description of the arguments is malformed: {error!r}") from error
         if not fits:
             raise ProgramError("the description of the arguments does not fit the program's inputs and outputs")

@@ -141,12 +141,12 @@ def instructions(template: Template) -> list[str]:
     lines = []
     while at < len(words) and words[at]:
         insn = isa.BY_ID.get(isa.get(words, at, isa.HEAD_ID))
-        length = isa.get(words, at, isa.HEAD_LEN)
-        if insn is None or length == 0:
+        length, count = isa.get(words, at, isa.HEAD_LEN), isa.get(words, at, isa.HEAD_TAIL)
+        if insn is None or length < insn.fixed_words + count * insn.tail_words or at + length > len(words):
             lines.append(f"  {at:5}  word {int(words[at]):#018x} is no instruction")
             break
         depth -= insn.name == "endloop"
-        tail = [at + insn.fixed_words + i * insn.tail_words for i in range(isa.get(words, at, isa.HEAD_TAIL))]
+        tail = [at + insn.fixed_words + i * insn.tail_words for i in range(count)]
         if insn.name == "tile":
             body = _tile(words, at, tail)
         else:
@@ -163,7 +163,9 @@ def instructions(template: Template) -> list[str]:
 
 
 def _value(insn: isa.Insn, field: isa.Field, text: str) -> str:
-    return isa.LoopKind(int(text)).name if insn.name == "loop" and field.name == "kind" else text
+    if insn.name != "loop" or field.name != "kind" or text not in map(str, map(int, isa.LoopKind)):
+        return text
+    return isa.LoopKind(int(text)).name
 
 
 def _tile(words: np.ndarray, at: int, tail: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import dvm
-from dvm.trees import LEAF, Signature, count, describe, flatten, has_custom, paths, unflatten
+from dvm.trees import LEAF, Signature, check, count, describe, flatten, has_custom, paths, unflatten
 
 Cache = collections.namedtuple("Cache", "k v")
 
@@ -116,3 +116,17 @@ def test_malformed_descriptions_are_program_errors():
             Signature.from_data(data, LEAF, ["x"], 1)
     with pytest.raises(dvm.ProgramError, match="does not fit"):
         Signature.from_data(Signature.flat("onnx", ["x", "y"], 1).to_data()[0], LEAF, ["x"], 1)
+
+
+@pytest.mark.parametrize("tree", [t for t in TREES if not (isinstance(t, dict) and 3 in t)])
+def test_layouts_of_trees_are_sound_and_damaged_ones_are_not(tree):
+    layout = describe(jax.tree_util.tree_structure(((tree,), Custom(1, 2))))
+    check(layout)
+    nodes = [layout, layout["items"][0], layout["items"][1]]
+    for node in nodes:
+        for key in list(node):
+            if key in ("name", "items"):  # without items it is an empty node, which the number of leaves gives away
+                continue
+            damaged = {k: v for k, v in node.items() if k != key}
+            with pytest.raises((ValueError, KeyError, TypeError)):
+                check(damaged)
