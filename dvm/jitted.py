@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import threading
@@ -212,9 +213,9 @@ class _Entry:
         self, sizes: tuple[int, ...], leaves: list[Any], tree: Any, refused: ShapeError | None
     ) -> CompiledProgram:
         avals = [pipeline.as_aval(leaf, f"argument {i}") for i, leaf in enumerate(leaves)]
-        if self._history is None:
-            self._history = History(self._sites(avals, tree))
-        self._history.record(sizes)
+        history = copy.copy(self._history) if self._history is not None else History(self._sites(avals, tree))
+        history.record(sizes)  # in a copy: a call that turns out to be wrong must leave no trace
+        self._known.pop(sizes, None)
         counters.add("jit_specialisations")
 
         def attempt(plan: Plan) -> pipeline.Traced:
@@ -222,16 +223,24 @@ class _Entry:
             return pipeline.from_function(self._fn, args, kwargs)
 
         if refused is None:
-            found = search(self._history, sizes, attempt, self._kind)
-            plan, traced, reason = found.plan, found.result, found.reason
-            self._kind = plan.kind
+            found = search(history, sizes, attempt, self._kind)
+            try:
+                return self._add(found.plan, found.result, found.reason, history)
+            except CompileError as error:
+                if not found.plan.variables:
+                    raise
+                reason = f"{type(error).__name__}: {error}"  # traced, but no code for it at every size
         else:
-            plan = self._history.plan(sizes, {}, pinned=self._history.changed_classes(), kind=("fixed",))
-            traced, reason = attempt(plan), f"{type(refused).__name__}: {refused}"
+            reason = f"{type(refused).__name__}: {refused}"
+        plan = history.plan(sizes, {}, pinned=history.changed_classes(), kind=("fixed",))
+        return self._add(plan, attempt(plan), reason, history)
+
+    def _add(self, plan: Plan, traced: pipeline.Traced, reason: str, history: History) -> CompiledProgram:
+        """Compiles for ``plan``; ``reason`` is why a more general one was not possible."""
         diagnostics.log("jit", lambda: f"{plan.kind[0]}: dims {plan.dims()}" + (f" ({reason})" if reason else ""))
         program = traced.compile(self._tier, notes=plan.notes(reason))
+        self._history, self._kind = history, plan.kind
         self._variants = (*self._variants, (plan, program))
-        self._known.pop(sizes, None)
         return program
 
     def _sites(self, avals: Sequence[Any], tree: Any) -> tuple[Site, ...]:

@@ -158,7 +158,10 @@ class Plan:
 
 @dataclass
 class History:
-    """Sizes seen so far. ``classes`` numbers the class of each site; classes only ever split."""
+    """Sizes seen so far. ``classes`` numbers the class of each site; classes only ever split.
+
+    ``record`` replaces its fields and changes none in place, so that a shallow copy is a copy.
+    """
 
     sites: tuple[Site, ...]
     rows: list[Sizes] = field(default_factory=list)

@@ -128,7 +128,27 @@ def test_an_error_in_the_function_is_the_functions_own(double):
     f(ones(3), ones(3))
     with pytest.raises(Exception, match="incompatible shapes"):
         f(ones(4), ones(6))
-    assert f(ones(5), ones(5)).shape == (5,)
+    for n in (5, 9, 0):
+        assert f(ones(n), ones(n)).shape == (n,)
+    assert double.compiles == 2
+
+
+def test_sizes_without_code_get_programs_of_their_own(double, monkeypatch):
+    import codegen
+
+    real = codegen.compile_graph
+
+    def refuses_symbols(graph, options):
+        if graph.dims:
+            raise dvm.CompileError("no code for this at every size")
+        return real(graph, options)
+
+    monkeypatch.setattr(codegen, "compile_graph", refuses_symbols)
+    f = dvm.jit(lambda x: x * 2)
+    for n in (3, 4, 5, 4):
+        assert f(ones(n)).shape == (n,)
+    assert len(f.programs) == 3
+    assert any("fixed at 5" in c and "no code for this" in c for c in f.programs[-1].constraints)
 
 
 def test_dtype_rank_tree_and_static_arguments_make_new_entries(double):
