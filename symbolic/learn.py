@@ -25,6 +25,7 @@ class Alternatives:
 
     parts: tuple[Relation, ...]
     text: str
+    names: tuple[str, ...]  # the roots they mentioned when they were learned
 
 
 class Knowledge(Store):
@@ -121,6 +122,10 @@ class Knowledge(Store):
             zero = self.sub.apply(make({mono: 1}) - self.products.pop(mono))
             self.changed()
             self.learn_zero(self.norm(zero), self.rules.pop(mono))
+        if self.alternatives_of.get(name):
+            for other in self._roots(symbol(name)):
+                fresh = [i for i in self.alternatives_of[name] if i not in self.alternatives_of.get(other, ())]
+                self.alternatives_of[other] = (*self.alternatives_of.get(other, ()), *fresh)
         if self.by_symbol.get(name):
             self._refresh(self.by_symbol[name])
 
@@ -298,8 +303,9 @@ class Knowledge(Store):
             self.learn(possible[0], text)
             return
         index = len(self.alternatives)
-        self.alternatives.append(Alternatives(tuple(possible), text))
-        for name in dict.fromkeys(s for r in possible for s in self._roots(r)):
+        roots = tuple(dict.fromkeys(s for r in possible for s in self._roots(r)))
+        self.alternatives.append(Alternatives(tuple(possible), text, roots))
+        for name in roots:
             self.alternatives_of[name] = (*self.alternatives_of.get(name, ()), index)
         self.changed()
         for name, ranges in zip(names, zip(*spans, strict=True), strict=True):

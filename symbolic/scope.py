@@ -264,7 +264,7 @@ class Scope:
             raise CompileError(f"{message or f'{rel} can never hold'}{where}")
         message = message or f"{rel} is required"
         if rel.op == relations.EITHER:
-            rel = either(*(r for r in rel.args if not self._prover.impossible(r, fuel=10)))
+            rel = either(*(r for r in rel.args if self._satisfiable(r) or not self._prover.impossible(r, fuel=10)))
         rel = tidy(rel, self._store)
         self._add_fact(Fact(rel, origin))
         self._drop_implied(rel)

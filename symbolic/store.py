@@ -164,6 +164,11 @@ class Store:
             if lead not in self.rules_of.get(name, ()):
                 self.rules_of[name] = (*self.rules_of.get(name, ()), lead)
 
+    def rule_zeros(self, name: str) -> list[Expr]:
+        """The rules that mention the root ``name``, as dims over roots that are zero."""
+        zeros = [self.sub.apply(make({lead: 1}) - self.products[lead]) for lead in self.rules_with(name)]
+        return [z for z in zeros if isinstance(z, Expr)]
+
     def rules_with(self, name: str) -> list[Mono]:
         """Leads of the rules that mention the root ``name``."""
         return [lead for lead in self.rules_of.get(name, ()) if lead in self.products]
