@@ -9,13 +9,14 @@ from collections.abc import Collection, Sequence
 
 from graph_kernel.ir import Graph
 from graph_kernel.passes.axis_splitting import AxisSplitting
-from graph_kernel.passes.base import Pass, PassReport, RulePass, count_nodes, run_passes
+from graph_kernel.passes.base import Pass, PassReport, RulePass, all_values, count_nodes, run_passes
 from graph_kernel.passes.broadcast_folding import BroadcastFolding
 from graph_kernel.passes.constant_folding import ConstantFolding
 from graph_kernel.passes.cse import CommonSubexpressions
 from graph_kernel.passes.dce import DeadCode
 from graph_kernel.passes.dot_folding import DotFolding
 from graph_kernel.passes.index_folding import IndexFolding
+from graph_kernel.passes.inline_control import InlineControl
 from graph_kernel.passes.reshape_folding import ReshapeFolding
 from graph_kernel.passes.simplify import Simplify
 from graph_kernel.passes.transpose_sinking import TransposeSinking
@@ -42,6 +43,7 @@ PASSES: dict[str, type[Pass]] = {
         DeadCode,
         CommonSubexpressions,
         ConstantFolding,
+        InlineControl,
         Simplify,
         IndexFolding,
         BroadcastFolding,
@@ -74,6 +76,7 @@ def optimise(graph: Graph, disable: Collection[str] = (), verify: bool = False) 
     A pass that changed nothing runs again only after another one has changed something.
     """
     passes = default_pipeline(disable)
+    names = [v.name for v in graph.outputs]
     reports: list[PassReport] = []
     idle = 0
     for turn in range(MAX_ROUNDS):
@@ -81,10 +84,23 @@ def optimise(graph: Graph, disable: Collection[str] = (), verify: bool = False) 
             reports.extend(run_passes(graph, [item], verify, turn))
             idle = 0 if reports[-1].modified else idle + 1
             if idle >= len(passes):
-                return reports
-    reports.extend(run_passes(graph, _last(passes), verify, MAX_ROUNDS))
+                break
+        if idle >= len(passes):
+            break
+    _restore_names(graph, names)
     return reports
 
 
-def _last(passes: Sequence[Pass]) -> list[Pass]:
-    return [item for item in passes if item.name == DeadCode.name]
+def _restore_names(graph: Graph, names: Sequence[str]) -> None:
+    """Gives outputs the names they had, where the value is not an input and the name is free.
+
+    Two outputs that have become one value share the name of the first; callers that need all names keep their own list.
+    """
+    taken = {v.name for v in all_values(graph)}
+    renamed = set(graph.inputs)
+    for value, name in zip(graph.outputs, names, strict=True):
+        if value not in renamed and value.name != name and name not in taken:
+            taken.discard(value.name)
+            value.name = name
+            taken.add(name)
+        renamed.add(value)

@@ -114,9 +114,11 @@ class Rewriter:
         """A new node with one output in front of the node being looked at, simplified by the rules."""
         return self.add_multi(op, inputs, attrs)[0]
 
-    def add_multi(self, op: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> tuple[Value, ...]:
-        """As ``add`` for any number of outputs."""
-        node = self.graph.make_node(op, inputs, attrs, self._origin)
+    def add_multi(
+        self, op: str, inputs: Sequence[Value], attrs: dict[str, Any], origin: Origin | None = None
+    ) -> tuple[Value, ...]:
+        """As ``add`` for any number of outputs; ``origin`` is that of the node being looked at if not given."""
+        node = self.graph.make_node(op, inputs, attrs, origin or self._origin)
         for out in node.outputs:
             self._rename(out)
             self._fresh.add(out)

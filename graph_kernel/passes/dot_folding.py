@@ -72,8 +72,6 @@ def transpose_of_dot(rw: Rewriter, node: Node) -> Value | None:
         return None
     a, b = operand_dims(inner, 0), operand_dims(inner, 1)
     n, perm = len(a.batch), node.attrs["perm"]
-    if sorted(perm[:n]) != list(range(n)):
-        return None
     free_a = tuple(range(n, n + len(a.free)))
     free_b = tuple(range(n + len(a.free), value.rank))
     order = tuple(perm[n:])

@@ -79,6 +79,19 @@ def test_origins_and_output_names_are_kept() -> None:
     assert (out.producer.op, str(out.producer.origin)) == ("rsqrt", "Reciprocal at node_8")
 
 
+def test_outputs_keep_their_names_where_a_value_has_one() -> None:
+    scope = Scope()
+    g = Graph(scope)
+    x = g.add_input((4,), np.float32, "x")
+    a = g.add("exp", x, name="inner")
+    b = g.add("neg", g.add("neg", a), name="result")
+    c = g.add("transpose", x, perm=(0,), name="same")
+    g.outputs = [b, c, b]
+    optimise(g)
+    assert [v.name for v in g.outputs] == ["result", "x", "result"]
+    verify(g)
+
+
 def test_passes_run_in_sub_graphs() -> None:
     text = """graph main {
       input %p: bool[]
