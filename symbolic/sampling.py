@@ -54,14 +54,19 @@ class Sampler:
                         return
 
     def _pick(self, name: str, trial: int, i: int, noise: int) -> int:
-        """A first value: all at their lower bounds; all different; one size or 1 (which broadcasts); then at random."""
+        """A first value: all at their lower bounds; all different; the first few different and the rest 1, or one size and 1
+        (which all broadcast); then at random."""
         lo, hi = self.store.ranges[name]
         if trial == 0:
             step = 0
         elif trial == 1:
             step = i + 2
-        elif trial < 8 and lo is not None:
-            step = (trial + 1 if noise % 2 or lo > 1 else 1) - min(lo, 1)
+        elif trial < 9 and lo is not None:
+            one = max(1 - lo, 0)
+            if trial < 4:
+                step = (i + 2) * (i + trial - 2) if i < 3 else one
+            else:
+                step = trial - 1 if noise % 2 else one
         else:
             step = _STEPS[noise % (2 + min(trial, len(_STEPS) - 2))]
         if lo is None:
