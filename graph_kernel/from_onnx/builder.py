@@ -16,7 +16,7 @@ import symbolic
 from graph_kernel.from_onnx.dims import require_min_fits
 from graph_kernel.from_onnx.tensor import Ratio, Tensor, object_array
 from graph_kernel.ir import NO_ORIGIN, Graph, Origin, Shape, Value, bfloat16
-from symbolic import Dim
+from symbolic import Dim, shape_text
 
 Operand = Value | int | float | bool
 
@@ -240,7 +240,8 @@ class Builder:
         return self.op("slice", x, starts=tuple(starts), limits=tuple(limits), strides=tuple(strides))
 
     def concat(self, xs: Sequence[Value], axis: int) -> Value:
-        """Joins along an axis."""
+        """Joins along an axis; parts that are empty for certain are left out."""
+        xs = [x for x in xs if not _is_zero(x.shape[axis])] or list(xs[:1])
         return xs[0] if len(xs) == 1 else self.op("concat", *xs, axis=axis)
 
     def rev(self, x: Value, *axes: int) -> Value:
@@ -287,7 +288,8 @@ class Builder:
     def dot(self, a: Value, b: Value, contract: Any, batch: Any = ((), ()), dtype: Any = None) -> Value:
         """``lax.dot_general``; contracted and batch sizes that are not proved equal become launch checks."""
         for i, j in list(zip(*contract, strict=True)) + list(zip(*batch, strict=True)):
-            self.require_equal(a.shape[i], b.shape[j])
+            message = f"the sizes that {shape_text(a.shape)} and {shape_text(b.shape)} have in common must agree"
+            self.require_equal(a.shape[i], b.shape[j], f"{message}: {a.shape[i]} == {b.shape[j]}")
         contract, batch = (tuple(map(tuple, pair)) for pair in (contract, batch))
         return self.op("dot", a, b, contract=contract, batch=batch, dtype=np.dtype(dtype or a.dtype))
 

@@ -63,7 +63,9 @@ class Frame:
             raise CompileError("sub-graphs or functions are nested too deeply")
         parent = self if sees_names else None
         inside_op = self.inside_op or not sees_names
-        return Frame(builder, self.opsets, self.weights, parent, self.depth + 1, problems=self.problems, inside_op=inside_op)
+        return Frame(
+            builder, self.opsets, self.weights, parent, self.depth + 1, problems=self.problems, inside_op=inside_op
+        )
 
     def find(self, name: str) -> Tensor | None:
         """The tensor of that name here or in an enclosing graph."""

@@ -1,8 +1,8 @@
 """Value rules: ops on small integer tensors whose elements are known as dims, evaluated while converting.
 
 A rule gets the call and answers with a tensor, or None where it cannot (then the op is converted to nodes). Bools are
-the dims 0 and 1. Floats appear only where an exporter scales a dim (``Ratio``) and comes back to an integer; arithmetic
-on plain floats is left to the graph, which rounds as the model asks.
+the dims 0 and 1. Floats appear where an exporter scales a dim (``Ratio``, exact) and comes back to an integer, and as
+plain constants, which are rounded in their own dtype.
 """
 
 from __future__ import annotations
@@ -133,8 +133,41 @@ def _scales_a_dim(*arrays: np.ndarray) -> bool:
     return any(isinstance(e, Ratio) for a in arrays for e in a.flat)
 
 
+def _float_constants(c: Call) -> list[np.ndarray] | None:
+    """The inputs if all are plain float constants, which NumPy rounds just as the graph would."""
+    arrays = [c.tensor(i).array for i in range(len(c.inputs)) if c.has(i)]
+    if not all(a is not None and a.dtype in (np.float32, np.float64) for a in arrays):
+        return None
+    return [a for a in arrays if a is not None]
+
+
+FLOAT_UFUNCS: dict[str, Callable[..., np.ndarray]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "Sqrt": np.sqrt,
+}
+
+
+def _on_constants(c: Call, arrays: list[np.ndarray]) -> Tensor | None:
+    ufunc = FLOAT_UFUNCS.get(c.node.op_type)
+    if ufunc is None:
+        return None
+    with np.errstate(all="ignore"):
+        out = np.asarray(ufunc(*arrays), dtype=arrays[0].dtype)
+    return Tensor.const(out) if out.size <= KNOWN_LIMIT else None
+
+
 @_rule(*INT_OPS)
 def _binary(c: Call) -> Tensor | None:
+    arrays = _float_constants(c)
+    if arrays is not None:
+        return _on_constants(c, arrays)
     op, scope = c.node.op_type, c.builder.scope
     first = _known(c)
     dtype = c.tensor(0).dtype
@@ -176,8 +209,11 @@ def _mod(c: Call) -> Tensor | None:
     return _elementwise(c, one, _known(c), _known(c, 1), dtype=c.tensor(0).dtype)
 
 
-@_rule("Neg", "Abs", "Not", "Floor", "Ceil", "Sign")
+@_rule("Neg", "Abs", "Not", "Floor", "Ceil", "Sign", "Sqrt")
 def _unary(c: Call) -> Tensor | None:
+    arrays = _float_constants(c)
+    if arrays is not None:
+        return _on_constants(c, arrays)
     op, scope, dtype = c.node.op_type, c.builder.scope, c.tensor(0).dtype
     x = _known(c)
     if dtype.kind == "f":

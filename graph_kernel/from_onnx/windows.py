@@ -71,15 +71,17 @@ def windows(c: Call, sizes: Sequence[Dim], kernel: Sequence[int]) -> list[Window
 
 
 def taps(b: Builder, x: Value, ws: Sequence[Window], fill: float) -> list[Value]:
-    """For every position in the window the elements of ``x`` there: [N, C, count...] each."""
+    """For every position in the window the elements of ``x`` there: [N, C, count...] each.
+
+    Padded so far that every position has room for ``count`` whole strides: the slices' sizes are then plainly ``count``.
+    """
     first = x.rank - len(ws)
     low: list[Dim] = [0] * x.rank
     high: list[Dim] = [0] * x.rank
     for axis, w in enumerate(ws, start=first):
-        steps = larger(b.scope, w.count - 1, 0) * w.stride
-        low[axis], high[axis] = w.low, larger(b.scope, 0, steps + w.reach - w.n - w.low)
+        low[axis], high[axis] = w.low, larger(b.scope, 0, w.count * w.stride + w.reach - 1 - w.n - w.low)
     x = b.pad(x, low, high, fill)
-    lengths = [larger(b.scope, (w.count - 1) * w.stride + 1, 0) for w in ws]
+    lengths = [w.count * w.stride for w in ws]
     found = []
     for position in itertools.product(*(range(w.size) for w in ws)):
         offsets = [at * w.dilation for w, at in zip(ws, position, strict=True)]

@@ -90,9 +90,11 @@ def random_feeds(model: onnx.ModelProto, sizes: dict[str, int], seed: int = 0, l
         if dtype == np.bool_:
             feeds[info.name] = rng.random(shape) < 0.5
         elif dtype.kind in "iu":
-            feeds[info.name] = rng.integers(max(low, 0) if dtype.kind == "u" else low, high, shape).astype(dtype)
+            feeds[info.name] = np.asarray(rng.integers(max(low, 0) if dtype.kind == "u" else low, high, shape)).astype(
+                dtype
+            )
         else:
-            feeds[info.name] = (rng.standard_normal(shape) * 2).astype(dtype)
+            feeds[info.name] = np.asarray(rng.standard_normal(shape) * 2).astype(dtype)
     return feeds
 
 

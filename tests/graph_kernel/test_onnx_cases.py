@@ -147,7 +147,8 @@ def test_unnamed_dims_are_different():
 
 
 @pytest.mark.parametrize(
-    "name", ["batch size", "past_key_values.0", "unk__214", "1st", "a-b", "größe", "x y+", "(", "None", "?", "a`b", "max"]
+    "name",
+    ["batch size", "past_key_values.0", "unk__214", "1st", "a-b", "größe", "x y+", "(", "None", "?", "a`b", "max"],
 )
 def test_odd_names(name):
     model = model_of("f (float[n, 2] x) => (float[n, 2] y) { y = Add(x, x) }")

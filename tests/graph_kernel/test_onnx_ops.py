@@ -47,10 +47,18 @@ def test_unary_of_integers(op):
 def test_unary_of_bools():
     same_as_ort(unary("Not", "bool"), SIZES + EMPTY)
     text = "f (float[a, b] x) => (bool[a, b] n, bool[a, b] i, bool[a, b] p)"
-    same_as_ort(parse(text + "{ r = Round(x) y = Log(r) n = IsNaN(y) i = IsInf(y) p = IsInf<detect_negative=0>(y) }"), SIZES)
+    same_as_ort(
+        parse(text + "{ r = Round(x) y = Log(r) n = IsNaN(y) i = IsInf(y) p = IsInf<detect_negative=0>(y) }"), SIZES
+    )
 
 
-BROADCASTS = ["[a, b] x, {t}[a, b] y", "[a, b] x, {t}[b] y", "[a, b] x, {t}[1] y", "[a, 1] x, {t}[1, b] y", "[b] x, {t} y"]
+BROADCASTS = [
+    "[a, b] x, {t}[a, b] y",
+    "[a, b] x, {t}[b] y",
+    "[a, b] x, {t}[1] y",
+    "[a, 1] x, {t}[1, b] y",
+    "[b] x, {t} y",
+]
 
 
 @pytest.mark.parametrize("shapes", BROADCASTS)
@@ -90,7 +98,9 @@ def test_logic(op):
 
 @pytest.mark.parametrize("op", "Max Min Sum Mean".split())
 def test_variadic(op):
-    same_as_ort(parse(f"f (float[a, b] x, float[b] y, float[a, 1] w) => (float[a, b] z) {{ z = {op}(x, y, w) }}"), SIZES)
+    same_as_ort(
+        parse(f"f (float[a, b] x, float[b] y, float[a, 1] w) => (float[a, b] z) {{ z = {op}(x, y, w) }}"), SIZES
+    )
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0, 3.0, -1.0, 2.5])
@@ -160,7 +170,9 @@ def test_arg(op, last, axis):
 @pytest.mark.parametrize("attrs", ["", "<exclusive=1>", "<reverse=1>", "<exclusive=1, reverse=1>"])
 @pytest.mark.parametrize("axis", [0, -1])
 def test_cumsum(attrs, axis):
-    same_as_ort(parse(f"f (float[a, b] x) => (float[a, b] y) <int64 k = {{{axis}}}> {{ y = CumSum{attrs}(x, k) }}"), SIZES)
+    same_as_ort(
+        parse(f"f (float[a, b] x) => (float[a, b] y) <int64 k = {{{axis}}}> {{ y = CumSum{attrs}(x, k) }}"), SIZES
+    )
 
 
 # ---- products
@@ -363,7 +375,9 @@ def test_slice_to_a_size():
     same_as_ort(parse(text), [{"a": 2, "b": 5, "c": c} for c in (0, 3, 5, 9)])
 
 
-@pytest.mark.parametrize("how", ["<int64[2] s = {2, 4}> { p, q = Split<axis=1>(x, s) }", "{ p, q = Split<axis=1, num_outputs=2>(x) }"])
+@pytest.mark.parametrize(
+    "how", ["<int64[2] s = {2, 4}> { p, q = Split<axis=1>(x, s) }", "{ p, q = Split<axis=1, num_outputs=2>(x) }"]
+)
 def test_split(how):
     same_as_ort(parse("f (float[a, 6] x) => (float[a, m] p, float[a, n] q) " + how), SIZES)
 
@@ -444,7 +458,14 @@ def test_global_pool():
         same_as_ort(parse(f"f (float[a, 3, b, 4] x) => (float[a, 3, 1, 1] y) {{ y = {op}(x) }}"), SIZES)
 
 
-CONVS = ["", "strides=[2, 2]", "pads=[1, 1, 0, 1]", "dilations=[2, 1]", 'auto_pad="SAME_UPPER"', 'auto_pad="SAME_LOWER", strides=[2, 1]']
+CONVS = [
+    "",
+    "strides=[2, 2]",
+    "pads=[1, 1, 0, 1]",
+    "dilations=[2, 1]",
+    'auto_pad="SAME_UPPER"',
+    'auto_pad="SAME_LOWER", strides=[2, 1]',
+]
 
 
 @pytest.mark.parametrize("attrs", CONVS)
@@ -458,9 +479,13 @@ def test_conv(attrs, group, channels):
     assert "conv" not in ops_of(graph)
 
 
-@pytest.mark.parametrize("attrs", ["", "strides=[2]", "pads=[1, 1]", "strides=[3], output_padding=[1]", "dilations=[2]"])
+@pytest.mark.parametrize(
+    "attrs", ["", "strides=[2]", "pads=[1, 1]", "strides=[3], output_padding=[1]", "dilations=[2]"]
+)
 def test_conv_transpose(attrs):
-    model = parse(f"f (float[n, 3, h] x, float[3, 2, 4] k) => (float y) {{ y = ConvTranspose{f'<{attrs}>' if attrs else ''}(x, k) }}")
+    model = parse(
+        f"f (float[n, 3, h] x, float[3, 2, 4] k) => (float y) {{ y = ConvTranspose{f'<{attrs}>' if attrs else ''}(x, k) }}"
+    )
     model.graph.output[0].type.tensor_type.ClearField("shape")
     same_as_ort(model, [{"n": 1, "h": 6}, {"n": 2, "h": 3}])
 
@@ -484,7 +509,9 @@ def test_resize_to_the_size_of_another():
         s = Shape(y) t = Mul(s, two)
         z = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , , t) }""")
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    same_as_ort(model, [{"n": 1, "c": 2, "h": 2, "w": 3, "p": 4, "q": 3}, {"n": 1, "c": 1, "h": 4, "w": 4, "p": 4, "q": 5}])
+    same_as_ort(
+        model, [{"n": 1, "c": 2, "h": 2, "w": 3, "p": 4, "q": 3}, {"n": 1, "c": 1, "h": 4, "w": 4, "p": 4, "q": 5}]
+    )
 
 
 def test_resize_by_scaled_floats():
@@ -511,7 +538,9 @@ def test_broadcasting_as_numpy_does(data):
     inputs = ", ".join(f"float[{', '.join(s)}] x{i}" for i, s in enumerate(shapes))
     model = parse(f"f ({inputs}) => (float y) {{ u = Add(x0, x1) y = Mul(u, x2) }}")
     for info, shape in zip(model.graph.input, shapes, strict=True):
-        info.type.tensor_type.CopyFrom(onnx.helper.make_tensor_type_proto(1, [int(d) if d.isdigit() else d for d in shape]).tensor_type)
+        info.type.tensor_type.CopyFrom(
+            onnx.helper.make_tensor_type_proto(1, [int(d) if d.isdigit() else d for d in shape]).tensor_type
+        )
     feeds = random_feeds(model, sizes)
     try:
         expected = (feeds["x0"] + feeds["x1"]) * feeds["x2"]
