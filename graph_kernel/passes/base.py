@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from graph_kernel.ir import NO_ORIGIN, Graph, Node, Origin, Value
+from graph_kernel.ops import OPS, Pattern
 from graph_kernel.passes.liveness import remove_dead
 from vm.errors import CompileError
 
 Rule = Callable[["Rewriter", Node], "Value | tuple[Value, ...] | None"]
 Rules = Mapping[str, Sequence[Rule]]
 
+CONTROL = frozenset(name for name, op in OPS.items() if op.pattern is Pattern.CONTROL)
 MAX_DEPTH = 24  # nested rewrites of nodes that a rule itself makes; a bound, not a tuning knob
 
 
@@ -102,6 +104,9 @@ class Rewriter:
         for node in self.graph.nodes:
             if any(v in self._map for v in node.inputs):
                 node.inputs = tuple(self._map.get(v, v) for v in node.inputs)
+            if node.op not in self.rules:
+                self.nodes.append(node)
+                continue
             self._origin = node.origin
             self._place(node)
         self.graph.nodes = self.nodes
@@ -197,16 +202,9 @@ def all_graphs(graph: Graph) -> Iterable[Graph]:
 
 def subgraphs(graph: Graph) -> list[Graph]:
     """As ``graph.subgraphs()``, without a look at the attributes of ops that hold none."""
-    from graph_kernel.ops import OPS, Pattern
-
-    found: list[Graph] = []
-    for node in graph.nodes:
-        if node.op in OPS and OPS[node.op].pattern is Pattern.CONTROL:
-            for value in node.attrs.values():
-                found.extend(
-                    item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Graph)
-                )
-    return found
+    held = [node.attrs for node in graph.nodes if node.op in CONTROL]
+    items = [v if isinstance(v, tuple) else (v,) for attrs in held for v in attrs.values()]
+    return [item for group in items for item in group if isinstance(item, Graph)]
 
 
 def count_nodes(graph: Graph, without: Iterable[str] = ()) -> int:

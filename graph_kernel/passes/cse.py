@@ -12,6 +12,7 @@ import numpy as np
 from graph_kernel.ir import Graph, Value
 from graph_kernel.passes.base import Pass
 from graph_kernel.passes.liveness import defined_symbols
+from symbolic import Expr
 
 _SAMPLES = 32
 COMMUTATIVE = frozenset({"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne"})
@@ -93,13 +94,16 @@ def attrs_key(attrs: dict[str, Any], pool: ConstantPool) -> Hashable | None:
 
 
 def _key(value: Any, pool: ConstantPool) -> Hashable | None:
+    kind = type(value)
+    if kind is int or kind is str or kind is Expr:
+        return value
+    if kind is tuple or kind is list:
+        keys = tuple([_key(v, pool) for v in value])
+        return None if None in keys else keys
     if isinstance(value, Graph):
         return None
-    if isinstance(value, tuple | list):
-        keys = tuple(_key(v, pool) for v in value)
-        return None if None in keys else ("tuple", keys)
     if isinstance(value, np.ndarray | np.generic):
         return ("array", pool.number(np.asarray(value)))
     if isinstance(value, float):
         return ("float", value.hex())  # tells -0.0 from 0.0 and NaN equal to itself
-    return (type(value).__name__, value)
+    return (kind.__name__, value)
