@@ -20,8 +20,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from vm.disassembler import kernel_steps
 from vm.errors import ProgramError
-from vm.program import KernelStep, Program, Step
+from vm.program import Program
 
 _MERGE_LIMIT = 40  # lines of merges in the text form; --json has all
 
@@ -52,18 +53,8 @@ def kernels(program: Program) -> tuple[Kernel, ...]:
     if listed is not None:
         with readable():
             return tuple(Kernel(str(k["name"]), _texts(k.get("ops")), _texts(k.get("origin"))) for k in listed)
-    used = dict.fromkeys(step.template for step in walk(program.steps) if isinstance(step, KernelStep))
+    used = dict.fromkeys(step.template for step in kernel_steps(program.steps))
     return tuple(Kernel(program.templates[t].name or f"template{t}") for t in used)
-
-
-def walk(steps: Iterable[Step]) -> Iterable[Step]:
-    """All steps, those inside branches and loops included."""
-    for step in steps:
-        yield step
-        for name in ("branches", "cond", "body"):
-            inner = getattr(step, name, ())
-            for item in inner:
-                yield from walk(item) if isinstance(item, tuple) else walk((item,))
 
 
 def _texts(items: Any) -> tuple[str, ...]:
@@ -91,7 +82,7 @@ class Explanation:
             "passes": [_plain(p) for p in debug.get("passes", ())],
             "host": [_plain(h) for h in debug.get("host", ())],
             "constraints": self._constraints,
-            "launches": sum(isinstance(s, KernelStep) for s in walk(self._program.steps)),
+            "launches": len(list(kernel_steps(self._program.steps))),
             "templates": len(self._program.templates),
             "stripped": not debug,
         }

@@ -57,23 +57,28 @@ class Traced:
     signature: Signature
 
     def compile(
-        self, tier: str = "auto", options: Mapping[str, Any] | None = None, notes: Sequence[str] = ()
+        self,
+        tier: str = "auto",
+        options: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
+        start: bool = True,
     ) -> CompiledProgram:
-        """Optimises the graph (in place), generates the program and starts its executor. ``notes`` go to ``prog.constraints``."""
+        """Optimises the graph (in place) and generates the program. ``notes`` go to ``prog.constraints``. With ``start`` the machine
+        is made ready for it at once, else at the first launch."""
         from codegen import compile_graph
         from graph_kernel import passes
 
-        title, start = self.signature.title, time.perf_counter()
+        title, begun = self.signature.title, time.perf_counter()
         diagnostics.dump(title, 0, "graph", self.as_text)
         _stage("optimising the graph")
         reports = passes.optimise(self.graph, verify=diagnostics.level() >= diagnostics.VERIFY_LEVEL)
         diagnostics.log("passes", lambda: "\n".join(str(report) for report in reports if report.modified))
-        diagnostics.log("compile", lambda: f"{title}: passes {time.perf_counter() - start:.3f} s")
+        diagnostics.log("compile", lambda: f"{title}: passes {time.perf_counter() - begun:.3f} s")
         diagnostics.dump(title, 1, "optimised", self.as_text)
         _stage("generating code")
-        start = time.perf_counter()
+        begun = time.perf_counter()
         program = compile_graph(self.graph, dict(options or {}))
-        diagnostics.log("compile", lambda: f"{title}: code generation {time.perf_counter() - start:.3f} s")
+        diagnostics.log("compile", lambda: f"{title}: code generation {time.perf_counter() - begun:.3f} s")
         program.in_tree, program.out_tree = self.signature.to_data()
         if self.signature.form != "onnx":
             named = zip(program.outputs, self.signature.results, strict=True)
@@ -88,8 +93,9 @@ class Traced:
         diagnostics.log("fusion", lambda: explain.decisions(program))
         diagnostics.log("symbol", lambda: "\n".join(compiled.constraints))
         diagnostics.dump(title, 2, "instructions", compiled.disassemble)
-        _stage("preparing the machine")
-        _ = compiled.executable  # so that work in the background starts now
+        if start:
+            _stage("preparing the machine")
+            _ = compiled.executable
         return compiled
 
     def as_text(self) -> str:

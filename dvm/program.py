@@ -208,7 +208,9 @@ class CompiledProgram:
     @property
     def steps(self) -> list[Step]:
         """All steps, those inside branches and loops included."""
-        return list(explaining.walk(self._program.steps))
+        from vm.disassembler import walk
+
+        return list(walk(self._program.steps))
 
     def explain(self) -> explaining.Explanation:
         """For every kernel which operations it holds and for every cut why; print it, or take ``.to_dict()``."""

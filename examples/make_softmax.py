@@ -1,4 +1,4 @@
-"""Makes ``softmax.onnx``, the small model of the command line's examples: ``y = softmax(2 * x)`` over the last axis of ``x[batch, seq]``."""
+"""Makes ``softmax.onnx``, the model of the command line's examples: ``y = softmax(2 * x)`` over the last axis of ``x[batch, seq]``."""
 
 from pathlib import Path
 

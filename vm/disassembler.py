@@ -10,7 +10,7 @@ kernel 0: layer_norm_0 (template 0: 212 words, 9 patches, 2 buffers)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -49,15 +49,19 @@ def disassemble(program: Program, kernel: str | int | None = None) -> str:
     return "\n".join(lines).rstrip() or "no kernels"
 
 
-def kernel_steps(steps: Iterable[Step]) -> Iterable[KernelStep]:
-    """All kernel launches of a program in the order of its steps, those in branches and loops included."""
+def walk(steps: Iterable[Step]) -> Iterator[Step]:
+    """All steps of a program in order, those in branches and loops included."""
     for step in steps:
-        if isinstance(step, KernelStep):
-            yield step
+        yield step
         for name in ("branches", "cond", "body"):
             inner = getattr(step, name, ())
             for block in inner if name == "branches" else (inner,):
-                yield from kernel_steps(block)
+                yield from walk(block)
+
+
+def kernel_steps(steps: Iterable[Step]) -> Iterator[KernelStep]:
+    """All kernel launches of a program in the order of its steps."""
+    return (step for step in walk(steps) if isinstance(step, KernelStep))
 
 
 def _name(step: KernelStep, template: Template) -> str:

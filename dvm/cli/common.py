@@ -105,15 +105,15 @@ def program_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("path", metavar="PROGRAM_OR_MODEL", type=click.Path(dir_okay=False, path_type=Path))(function)
 
 
-def open_program(path: Path, dim_texts: Sequence[str], tier: str = "auto") -> CompiledProgram:
-    """Loads a ``.dvm`` program or compiles an ONNX model, whichever the file is."""
+def open_program(path: Path, dim_texts: Sequence[str], tier: str = "auto", start: bool = False) -> CompiledProgram:
+    """Loads a ``.dvm`` program or compiles an ONNX model, whichever the file is; ``start`` as in ``Traced.compile``."""
     with path.open("rb") as file:
         is_program = file.read(len(_MAGIC)) == _MAGIC
     if not is_program and path.suffix != ".dvm":
-        from dvm.api import compile
+        from dvm.pipeline import from_onnx_model
 
         with progress(f"compiling {path.name}"):
-            return compile(path, dims=parse_dims(dim_texts), tier=tier)
+            return from_onnx_model(path, parse_dims(dim_texts)).compile(tier, start=start)
     if dim_texts:
         raise ProgramError(f"--dim declares the symbols of a model; {path.name} is compiled already")
     from dvm.program import load

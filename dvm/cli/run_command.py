@@ -59,7 +59,7 @@ def command(path: Path, dim_texts: tuple[str, ...], tier: str, as_json: bool, **
 
     Random floats are standard normal, random integers and bools are 0 or 1 unless --range says otherwise.
     """
-    program = open_program(path, dim_texts, tier)
+    program = open_program(path, dim_texts, tier, start=True)
     feeds = _feeds(program, inputs)
     names = [spec.name for spec in program.outputs]
     with progress("running"):

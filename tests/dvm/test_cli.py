@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 
@@ -73,6 +75,13 @@ def test_shapes_and_sizes():
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_has_an_example(verb):
     assert f"Example: dvm {verb}" in re.sub(r"\s+", " ", run(verb, "--help").stdout)
+
+
+def test_the_example_model_is_what_its_script_makes():
+    spec = importlib.util.spec_from_file_location("make_softmax", ROOT / "examples" / "make_softmax.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert onnx.load(MODEL) == module.make()
 
 
 def test_unknown_verbs_and_missing_files_fail_with_one_line(tmp_path):
