@@ -5,7 +5,7 @@ The data is ``Program.debug``, which the compiler fills and a stripped file lack
     kernels  [{"name", "ops": [..], "origin": [..]}]     fusion groups in launch order
     cuts     [{"from", "to", "value", "reason"}]         why two neighbours did not become one kernel
     merges   [{"from", "to", "value", "rule"}]           which rule made two one
-    passes   [{"name", "before", "after", "seconds", "notes"}]
+    passes   [{"name", "before", "after", "notes"}]      those that changed something
     constraints [str]                                    ranges, deduced relations with their cause, launch checks
     jit      [str]                                       what ``dvm.jit`` kept fixed or shares, and why
     host     [{"op", "count", "reason"}]                 operations that run on the host
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vm.disassembler import kernel_steps
@@ -64,8 +64,9 @@ def _texts(items: Any) -> tuple[str, ...]:
 class Explanation:
     """The answer of ``prog.explain()``: prints as text; ``to_dict()`` is the same as plain data."""
 
-    def __init__(self, program: Program, constraints: Iterable[str] = ()):
+    def __init__(self, program: Program, constraints: Iterable[str] = (), pass_seconds: Sequence[float] = ()):
         self._program = program
+        self._pass_seconds = list(pass_seconds)
         self._constraints = [str(line) for line in constraints]
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,13 +80,18 @@ class Explanation:
             "kernels": [{"name": k.name, "ops": list(k.ops), "origin": list(k.origin)} for k in kernels(self._program)],
             "cuts": [_plain(c) for c in debug.get("cuts", ())],
             "merges": [_plain(m) for m in debug.get("merges", ())],
-            "passes": [_plain(p) for p in debug.get("passes", ())],
+            "passes": self._passes(debug.get("passes", ())),
             "host": [_plain(h) for h in debug.get("host", ())],
             "constraints": self._constraints,
             "launches": len(list(kernel_steps(self._program.steps))),
             "templates": len(self._program.templates),
             "stripped": not debug,
         }
+
+    def _passes(self, passes: Sequence[Any]) -> list[Any]:
+        """With the time that each took, where it is known: in the process that compiled."""
+        times = self._pass_seconds if len(self._pass_seconds) == len(passes) else [None] * len(passes)
+        return [_plain(p) | ({} if s is None else {"seconds": s}) for p, s in zip(passes, times, strict=True)]
 
     def __str__(self) -> str:
         with readable():

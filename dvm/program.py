@@ -36,11 +36,18 @@ class CompiledProgram:
     works afterwards as before. Calls from several threads are safe.
     """
 
-    def __init__(self, program: Program, signature: Signature | None = None, tier: str = "auto"):
+    def __init__(
+        self,
+        program: Program,
+        signature: Signature | None = None,
+        tier: str = "auto",
+        pass_seconds: Sequence[float] = (),
+    ):
         if tier not in TIERS:
             raise InputError(f"unknown tier {tier!r}; there are {', '.join(TIERS)}")
         self._program = program
         self._tier = tier
+        self._pass_seconds = list(pass_seconds)  # of the passes in the debug data; not saved
         self._lock = threading.Lock()
         self._executable: Any = None
         names = [spec.name for spec in program.inputs]
@@ -214,7 +221,7 @@ class CompiledProgram:
 
     def explain(self) -> explaining.Explanation:
         """For every kernel which operations it holds and for every cut why; print it, or take ``.to_dict()``."""
-        return explaining.Explanation(self._program, self.constraints)
+        return explaining.Explanation(self._program, self.constraints, self._pass_seconds)
 
     def disassemble(self, kernel: str | int | None = None) -> str:
         """The instructions as text, of one kernel (by name or number) or of all."""

@@ -75,7 +75,8 @@ def test_save_and_load(program, tmp_path):
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_array_equal(a, b)
     assert loaded.symbols == program.symbols and loaded.constraints == program.constraints
-    assert str(loaded.explain()) == str(program.explain()) and loaded.disassemble() == program.disassemble()
+    assert [k.ops for k in loaded.kernels] == [k.ops for k in program.kernels]
+    assert loaded.disassemble() == program.disassemble()
     program.save(tmp_path / "s.dvm", strip=True)
     stripped = dvm.load(tmp_path / "s.dvm")
     agrees(stripped(PARAMS, x), x)
@@ -84,6 +85,14 @@ def test_save_and_load(program, tmp_path):
         stripped(PARAMS, normal(513, 8))
     with pytest.raises(dvm.ProgramError, match="cannot read"):
         dvm.load(tmp_path / "no.dvm")
+
+
+def test_equal_graphs_give_equal_files(program):
+    from vm import serialise
+
+    again = dvm.compile(mlp, PARAMS, dvm.spec("n, 8", n=dvm.Dim(max=512)))
+    assert serialise.dumps(again.program) == serialise.dumps(program.program)
+    assert "seconds" in again.explain().to_dict()["passes"][0]
 
 
 def test_it_says_what_it_did(program):
