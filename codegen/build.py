@@ -21,9 +21,10 @@ from vm.intcode import Builder, Reg
 from vm.program import (
     INPUT,
     LANES,
-    OUTPUT,
+    OUTPUT_BANKS,
     PINNED,
     TEMP,
+    TEMP_BANKS,
     Buffer,
     Check,
     CondStep,
@@ -55,7 +56,7 @@ class ProgramBuilder:
         self.constants: list[np.ndarray] = []
         self.constant_index: dict[tuple, int] = {}
         self.arena_top: dict[tuple[int, int], Reg] = {}
-        self.free: dict[tuple[int, Reg], list[Reg]] = {}
+        self.free: dict[tuple[int, int, Reg], list[Reg]] = {}
         self.kernels: list[dict[str, Any]] = []
         self.cuts: list[dict[str, str]] = []
         self.merges: list[dict[str, str]] = []
@@ -82,7 +83,7 @@ class ProgramBuilder:
         return len(self.buffers) - 1
 
     def _place(self, space: int, item: int, rows: Reg) -> Reg:
-        free = self.free.get((item, rows)) if space == TEMP else None
+        free = self.free.get((space, item, rows))
         if free:
             return free.pop()
         top = self.arena_top.get((space, item), self.code.const(0))
@@ -92,9 +93,9 @@ class ProgramBuilder:
     def release(self, buffer: int) -> None:
         """Lets a later temporary of the same size have the memory of one that is dead."""
         b = self.buffers[buffer]
-        if b.space == TEMP and b.offset is not None:
-            value_rows = self._rows_of(b)
-            self.free.setdefault((min(8, np.dtype(_dtype(b.dtype)).itemsize), value_rows), []).append(b.offset)
+        if b.space in TEMP_BANKS and b.offset is not None:
+            key = (b.space, min(8, _dtype(b.dtype).itemsize), self._rows_of(b))
+            self.free.setdefault(key, []).append(b.offset)
 
     def _rows_of(self, b: Buffer) -> Reg:
         total = self.code.op(intcode.ADD, b.elements, self.code.const(LANES - 1))
@@ -110,21 +111,26 @@ class ProgramBuilder:
         return self.constant_index[key]
 
     # --- graphs -------------------------------------------------------------------------------------------------------------------
-    def emit(self, graph: Graph, bound: dict[Value, int], targets: Sequence[int | None]) -> tuple[list[Step], list[int]]:
+    def emit(self, graph: Graph, bound: dict[Value, int], targets: Sequence[int | None]) -> list[Step]:
         """Steps of a graph whose inputs are in the buffers ``bound``; its results go to ``targets`` (None: to an output of the
-        program). Returns the steps and the buffers of the results."""
+        program)."""
         _own_outputs(graph)
         plan = fusion.fuse(graph, self.fused)
         self.merges += plan.merges
         self.cuts += plan.cuts
         buffers = dict(bound)
-        results = self._claim_results(graph, plan, buffers, targets)
+        owners = self._claim_results(graph, plan, buffers, targets)
         last = self._last_uses(plan)
         steps: list[Step] = []
         for i, step in enumerate(plan.steps):
+            read = self._spaces_read(step, plan, buffers)
             for value in step.outputs:
-                if value in plan.stored and value not in buffers:
-                    buffers[value] = self.buffer(value, TEMP)
+                if value not in buffers and value in owners:
+                    buffers[value] = self.buffer(value, _bank(OUTPUT_BANKS, read), output=owners[value])
+                    read.add(self.buffers[buffers[value]].space)
+                elif value not in buffers and value in plan.stored:
+                    buffers[value] = self.buffer(value, _bank(TEMP_BANKS, read))
+                    read.add(self.buffers[buffers[value]].space)
             if isinstance(step, Group):
                 steps.append(self.kernel(step, plan, buffers))
             else:
@@ -133,20 +139,39 @@ class ProgramBuilder:
                 for value in last.get(i, ()):
                     if value in buffers and value not in bound:
                         self.release(buffers[value])
-        return steps, results
+        return steps
 
-    def _claim_results(self, graph: Graph, plan: Plan, buffers: dict[Value, int], targets: Sequence[int | None]) -> list[int]:
-        out = []
+    def _claim_results(
+        self, graph: Graph, plan: Plan, buffers: dict[Value, int], targets: Sequence[int | None]
+    ) -> dict[Value, int]:
+        """Puts results that have a target there; returns the stored values behind the others with their output numbers."""
+        owners: dict[Value, int] = {}
         for k, (value, target) in enumerate(zip(graph.outputs, targets, strict=True)):
             root = value
             while root in plan.aliases:
                 root = plan.aliases[root]
+            assert root not in buffers and root not in owners
             if target is None:
-                target = self.buffer(root, OUTPUT, output=k)
-            assert root not in buffers
-            buffers[root] = target
-            out.append(target)
-        return out
+                owners[root] = k
+            else:
+                buffers[root] = target
+        return owners
+
+    def _spaces_read(self, step: Group | Node, plan: Plan, buffers: dict[Value, int]) -> set[int]:
+        """Memory spaces that a step loads from."""
+        if isinstance(step, Node):
+            return set()
+        assert step.axes is not None
+        inside = {v for n in step.axes.computed for v in n.outputs}
+        sources = [m.source for m in step.axes.loads.values()]
+        sources += [v for n in step.axes.computed for v in n.inputs if v in plan.stored and v not in inside]
+        found = set()
+        for value in sources:
+            while value in plan.aliases:
+                value = plan.aliases[value]
+            if value in buffers:
+                found.add(self.buffers[buffers[value]].space)
+        return found
 
     def _last_uses(self, plan: Plan) -> dict[int, list[Value]]:
         """Stored values by the step after which nothing reads them."""
@@ -162,16 +187,11 @@ class ProgramBuilder:
                     value = plan.aliases[value]
                 if value in plan.stored and (value.producer is not None):
                     last[value] = i
-        for value in self._kept(plan):
-            last.pop(value, None)
         out: dict[int, list[Value]] = {}
         for value, i in last.items():
             if value not in self._constants_of(plan):
                 out.setdefault(i, []).append(value)
         return out
-
-    def _kept(self, plan: Plan) -> list[Value]:
-        return []
 
     def _constants_of(self, plan: Plan) -> set[Value]:
         return {v for v in plan.stored if v.producer is not None and v.producer.op == "constant"}
@@ -268,13 +288,13 @@ class ProgramBuilder:
         graph = Graph(self.scope, name="copy")
         x = graph.add_input(value.shape, value.dtype, value.name)
         graph.outputs = [x]
-        return self.emit(graph, {x: source}, [target])[0]
+        return self.emit(graph, {x: source}, [target])
 
     def _cond(self, node: Node, inputs: list[int], outputs: list[int]) -> list[Step]:
         branches = []
         for branch in node.attrs["branches"]:
             bound = dict(zip(branch.inputs, inputs[1:], strict=True))
-            branches.append(tuple(self.emit(branch, bound, outputs)[0]))
+            branches.append(tuple(self.emit(branch, bound, outputs)))
         return [CondStep(inputs[0], tuple(branches))]
 
     def _while(self, node: Node, inputs: list[int], outputs: list[int]) -> list[Step]:
@@ -284,9 +304,9 @@ class ProgramBuilder:
         for value, source, target in zip(node.outputs, inputs[nc + nb :], outputs, strict=True):
             steps += self.copy(value, source, target)
         predicate = self.buffer(cond.outputs[0], TEMP)
-        test, _ = self.emit(cond, dict(zip(cond.inputs, [*inputs[:nc], *outputs], strict=True)), [predicate])
+        test = self.emit(cond, dict(zip(cond.inputs, [*inputs[:nc], *outputs], strict=True)), [predicate])
         fresh = [self.buffer(v, TEMP) for v in node.outputs]
-        run, _ = self.emit(body, dict(zip(body.inputs, [*inputs[nc : nc + nb], *outputs], strict=True)), fresh)
+        run = self.emit(body, dict(zip(body.inputs, [*inputs[nc : nc + nb], *outputs], strict=True)), fresh)
         for value, source, target in zip(node.outputs, fresh, outputs, strict=True):
             run += self.copy(value, source, target)
         return [*steps, WhileStep(tuple(test), predicate, tuple(run))]
@@ -307,7 +327,7 @@ class ProgramBuilder:
             run += self._row(x, row, source, counter, rows[-1])
         fresh = [self.buffer(v, TEMP) for v in body.outputs]
         carry = list(outputs[:n_carry])
-        run += self.emit(body, dict(zip(body.inputs, [*consts, *carry, *rows], strict=True)), fresh)[0]
+        run += self.emit(body, dict(zip(body.inputs, [*consts, *carry, *rows], strict=True)), fresh)
         for value, source, target in zip(node.outputs[:n_carry], fresh, carry, strict=False):
             run += self.copy(value, source, target)
         for value, row, source, target in zip(
@@ -323,7 +343,7 @@ class ProgramBuilder:
         zero = graph.constant(0, np.int32)
         piece = graph.add("dynamic_slice", a, i, *[zero] * (x.rank - 1), sizes=(1, *x.shape[1:]))
         graph.outputs = [graph.add("reshape", piece, shape=row.shape)]
-        return self.emit(graph, {a: source, i: counter}, [target])[0]
+        return self.emit(graph, {a: source, i: counter}, [target])
 
     def _put_row(self, value: Value, row: Value, source: int, counter: int, target: int) -> list[Step]:
         """``value[i] = row``, in place."""
@@ -332,7 +352,7 @@ class ProgramBuilder:
         i, zero = graph.add_input((), np.int32, "i"), graph.constant(0, np.int32)
         update = graph.add("reshape", r, shape=(1, *row.shape))
         graph.outputs = [graph.add("dynamic_update_slice", a, update, i, *[zero] * (value.rank - 1))]
-        return self.emit(graph, {a: target, r: source, i: counter}, [target])[0]
+        return self.emit(graph, {a: target, r: source, i: counter}, [target])
 
     # --- the program ----------------------------------------------------------------------------------------------------------------
     def build(self) -> Program:
@@ -343,7 +363,7 @@ class ProgramBuilder:
             fixed = all(isinstance(d, int) for d in value.shape)
             bound[value] = self.buffer(value, PINNED if fixed else INPUT, input=k)
         outputs = list(graph.outputs)
-        steps, _ = self.emit(graph, bound, [None] * len(outputs))
+        steps = self.emit(graph, bound, [None] * len(outputs))
         checks = tuple(
             Check(lower_relation(c.rel, self.code, self.env), c.message or f"{c.rel} does not hold", c.origin) for c in self.scope.checks
         )
@@ -387,6 +407,11 @@ class ProgramBuilder:
         env = {f"@{i}": i for i in range(len(sizes))}
         solved = tuple(lower(dim, builder, env) for _, dim in self.solution.steps)
         return builder.finish(), solved
+
+
+def _bank(banks: Sequence[int], read: set[int]) -> int:
+    """A bank that the kernel does not use yet; the first one if it uses all."""
+    return next((b for b in banks if b not in read), banks[0])
 
 
 def _dtype(name: str) -> np.dtype:

@@ -127,6 +127,8 @@ class Lowering:
         """Emits the instructions that make a value's tile in ``space`` (UB, or L1 for operands of the cube)."""
         if value in self.axes.loads:
             tile = self.tile(value, space=space)
+            if space == isa.Space.L1:
+                tile.dims = self.operand_dims(value)
             self.load(depth, tile, self.axes.loads[value], lambda p: value_parts(self.layout, value, p, self.scope))
             return tile
         if space != isa.Space.UB:
@@ -707,15 +709,32 @@ class Lowering:
         return (node.attrs["axis"],) if node.op in ARG else node.attrs["axes"]
 
     # --- products -----------------------------------------------------------------------------------------------------------------
+    def operand_dims(self, value: Value) -> tuple[TileDim, ...]:
+        """Tile dims of a product's operand: as in memory where it is loaded, so that nothing is transposed, else canonical."""
+        if value not in self.axes.loads:
+            return self.layout.tile_dims(value)
+        out: list[TileDim] = []
+        for axis in range(value.rank):
+            out += [d for d in value_dims(self.layout, value, axis) if d not in out]
+        return tuple(out)
+
+    def product_roles(self, node: Node) -> list[list[tuple[TileDim, int]]]:
+        """Roles of both operands' dims, in the order of their tiles."""
+        sides = []
+        for value, side in zip(node.inputs, product_roles(self.layout, node), strict=True):
+            roles = dict(side)
+            sides.append([(d, roles[d]) for d in self.operand_dims(value)])
+        return sides
+
     def product_dims(self, node: Node) -> tuple[tuple[TileDim, ...], tuple[TileDim, ...]]:
         """Dims of the cube's result (batch, x free, y free) and of the value's tile."""
-        x, y = product_roles(self.layout, node)
+        x, y = self.product_roles(node)
         dims = [d for d, r in x if r == isa.DOT_BATCH] + [d for d, r in x if r == isa.DOT_FREE] + [d for d, r in y if r == isa.DOT_FREE]
         return tuple(dims), self.layout.tile_dims(node.output)
 
     def product(self, node: Node, acc: VTile, depth: int, looped: bool) -> None:
         x, y = (self.get(v, isa.Space.L1) for v in node.inputs)
-        rx, ry = ([r for _, r in side] for side in product_roles(self.layout, node))
+        rx, ry = ([r for _, r in side] for side in self.product_roles(node))
         place = depth if looped else self.home({d.loop for d in (*x.dims, *y.dims) if d.loop >= 0})
         pack = [sum(r << (2 * i) for i, r in enumerate(roles)) for roles in (rx, ry)]
         self.emit(place, "mmad", {"dst": acc, "x": x, "y": y, "accumulate": int(looped), "xdims": pack[0], "ydims": pack[1]})

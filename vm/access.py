@@ -12,6 +12,8 @@ from jax import lax
 
 from vm.program import LANES
 
+UNROLLED_PIECES = 16  # a store in this many pieces or fewer is unrolled
+
 Array = Any
 Scalar = Any  # a Python int or a traced int64
 
@@ -208,25 +210,25 @@ def rest_offsets(plan: Plan, dims: list[Dim], rest: list[int]) -> Array:
     return jnp.broadcast_to(total, shape).reshape([dims[d].size for d in rest])
 
 
-def fetch(memory: Array, plan: Plan, dims: list[Dim], overrun: int) -> Array:
-    """The tile's elements from ``memory`` ([rows, 128] or flat), in the dims' order. Elements outside the mask are arbitrary."""
+def fetch(memory: Array, plan: Plan, dims: list[Dim], overrun: int, lane_view: bool = True) -> Array:
+    """The tile's elements from ``memory`` ([rows, 128] or flat), in the dims' order. ``lane_view``: it is a whole number of lane rows. Elements outside the mask are arbitrary."""
     chosen, run = run_dims(plan, dims, overrun)
     rest = [d for d in range(len(dims)) if d not in chosen and dims[d].size > 1]
     flat = memory.reshape(-1)
     shape = [dims[d].size for d in rest] + [dims[d].size for d in chosen]
     if not rest:
-        if memory.ndim == 2 and run % LANES == 0 and plan.base.alignment % LANES == 0:
-            out = lax.dynamic_slice(memory, (plan.base.value(LANES), jnp.int64(0)), (run // LANES, LANES))
+        if lane_view and run % LANES == 0 and plan.base.alignment % LANES == 0:
+            out = lax.dynamic_slice(memory.reshape(-1, LANES), (plan.base.value(LANES), jnp.int64(0)), (run // LANES, LANES))
         elif run == flat.shape[0]:
             out = flat
         else:
             out = lax.dynamic_slice(flat, (plan.base.value(),), (run,))
     else:
         offsets = (rest_offsets(plan, dims, rest) + plan.base.value()).reshape(-1, 1)
-        lanes = memory.ndim == 2 and run % LANES == 0 and plan.base.alignment % LANES == 0 and plan.extra is None
+        lanes = lane_view and run % LANES == 0 and plan.base.alignment % LANES == 0 and plan.extra is None
         lanes = lanes and all(isinstance(plan.coefs[d], int) and plan.coefs[d] % LANES == 0 for d in rest)
         if lanes:
-            out = _rows(memory, offsets // LANES, run // LANES)
+            out = _rows(memory.reshape(-1, LANES), offsets // LANES, run // LANES)
         else:
             out = _slices(flat, offsets, run)
     out = out.reshape(shape)
@@ -247,24 +249,27 @@ def _rows(memory: Array, rows: Array, n: int) -> Array:
 
 
 def put(memory: Array, value: Array, plan: Plan, dims: list[Dim]) -> Array:
-    """``memory`` [rows, 128] with the tile ``value`` written in; every element of the tile is valid."""
+    """``memory`` (flat, or [rows, 128] where everything is aligned to lane rows) with the tile ``value`` written in; every element of
+    the tile is valid."""
     chosen, run = run_dims(plan, dims, 0)
     rest = [d for d in range(len(dims)) if d not in chosen and dims[d].size > 1]
     perm = rest + chosen
     kept = value.reshape([dims[d].size for d in sorted(perm)])
     if perm != sorted(perm):
         kept = jnp.transpose(kept, [sorted(perm).index(d) for d in perm])
-    if not rest:
-        if run % LANES == 0 and plan.base.alignment % LANES == 0:
-            return lax.dynamic_update_slice(memory, kept.reshape(-1, LANES), (plan.base.value(LANES), jnp.int64(0)))
-        flat = lax.dynamic_update_slice(memory.reshape(-1), kept.reshape(-1), (plan.base.value(),))
-        return flat.reshape(memory.shape)
+    lanes = memory.ndim == 2
     n = int(np.prod([dims[d].size for d in rest]))
     pieces = kept.reshape(n, run)
-    offsets = rest_offsets(plan, dims, rest).reshape(-1) + plan.base.value()
+    offsets = rest_offsets(plan, dims, rest).reshape(-1) + plan.base.value() if rest else plan.base.value().reshape(1)
 
-    def write(i: Array, flat: Array) -> Array:
-        piece = lax.dynamic_slice(pieces, (i, jnp.int32(0)), (1, run)).reshape(run)
-        return lax.dynamic_update_slice(flat, piece, (offsets[i],))
+    def write(i: Any, memory: Array) -> Array:
+        piece = pieces if n == 1 else lax.dynamic_slice(pieces, (i, jnp.int32(0)), (1, run))
+        if lanes:
+            return lax.dynamic_update_slice(memory, piece.reshape(-1, LANES), (offsets[i] // LANES, jnp.int64(0)))
+        return lax.dynamic_update_slice(memory, piece.reshape(run), (offsets[i],))
 
-    return lax.fori_loop(jnp.int32(0), jnp.int32(n), write, memory.reshape(-1)).reshape(memory.shape)
+    if n <= UNROLLED_PIECES:
+        for i in range(n):
+            memory = write(jnp.int32(i), memory)
+        return memory
+    return lax.fori_loop(jnp.int32(0), jnp.int32(n), write, memory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -186,3 +186,22 @@ def _check_operands(op: Op, tiles: dict[int, Tile], axes: list[int]) -> None:
             for _, axis in tiles[number].dims:
                 if axis != isa.NO_AXIS and axis not in axes:
                     raise ProgramError(f"word {op.at}: {op.insn.name} uses axis {axis} outside its loop")
+
+
+def operations(body: Sequence[Op | Loop]) -> Iterator[Op]:
+    """All instructions of a loop tree, in order."""
+    for item in body:
+        if isinstance(item, Loop):
+            yield from operations(item.body)
+        else:
+            yield item
+
+
+def stored_buffers(kernel: Kernel) -> list[int]:
+    """The step's buffers that the kernel stores into."""
+    found: dict[int, None] = {}
+    for op in operations(kernel.body):
+        address = op.fields.get("address")
+        if op.insn.name == "store" and isinstance(address, Address):
+            found[address.buffer] = None
+    return list(found)

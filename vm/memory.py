@@ -1,6 +1,6 @@
 """Device memory: arenas in capacity classes, staging of inputs, and pooled output arenas whose results are views.
 
-An arena is a buffer of ``[rows, 128]`` items. TEMP and OUTPUT arenas belong to XLA and are donated to every launch, so stores are in
+An arena is a flat buffer of lane rows of 128 items. TEMP and OUTPUT arenas belong to XLA and are donated to every launch, so stores are in
 place. INPUT arenas are host memory that JAX reads without a copy. A result is a view of an output arena; the arena goes back to the pool
 when the last view is gone, because donating memory that somebody still sees would copy all of it.
 """
@@ -31,11 +31,11 @@ def capacity_class(rows: int) -> int:
 
 
 def aligned_empty(rows: int, dtype: np.dtype) -> np.ndarray:
-    """Uninitialised host memory ``[rows, 128]`` at a 64-byte boundary (what JAX reads without a copy)."""
+    """Uninitialised host memory of ``rows`` lane rows, flat, at a 64-byte boundary (what JAX reads without a copy)."""
     n = rows * LANES * dtype.itemsize
     raw = np.empty(n + 64, np.uint8)
     start = -raw.ctypes.data % 64
-    return raw[start : start + n].view(dtype).reshape(rows, LANES)
+    return raw[start : start + n].view(dtype)
 
 
 class Region:
@@ -60,7 +60,7 @@ class Staging:
         import jax
 
         self.host = aligned_empty(rows + SLACK_ROWS, ARENA_DTYPES[item])
-        self.bytes = self.host.reshape(-1).view(np.uint8)
+        self.bytes = self.host.view(np.uint8)
         self.device = jax.dlpack.from_dlpack(self.host)
         if self.device.unsafe_buffer_pointer() != self.host.ctypes.data:
             raise AssertionError("JAX copied an input arena instead of reading it in place")
@@ -109,5 +109,5 @@ def device_arena(rows: int, item: int) -> Any:
     """A zeroed XLA buffer for an arena of at least ``rows`` lane rows. Compiles nothing."""
     import jax
 
-    array = np.zeros((rows + SLACK_ROWS, LANES), ARENA_DTYPES[item])
+    array = np.zeros((rows + SLACK_ROWS) * LANES, ARENA_DTYPES[item])
     return jax.device_put(array, jax.devices("cpu")[0], may_alias=False)

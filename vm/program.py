@@ -15,8 +15,13 @@ from vm.intcode import IntCode, Reg
 
 # Memory spaces of buffers. INPUT, TEMP and OUTPUT live in arenas (one per item size), PINNED buffers are single read-only arrays of
 # fixed shape: constants and inputs whose shape does not depend on a symbol (weights).
+# Temporaries and outputs come in banks, which are arenas of their own: a kernel never stores into a bank that it loads from, because XLA
+# updates memory in place only where nothing reads it (one arena for everything cost a copy of all of it per kernel).
 INPUT, TEMP, OUTPUT, PINNED = range(4)
-SPACE_NAMES = ("input", "temp", "output", "pinned")
+TEMP_BANKS = (TEMP, 4, 5, 6)
+OUTPUT_BANKS = (OUTPUT, 7)
+SPACE_NAMES = ("input", "temp", "output", "pinned", "temp 1", "temp 2", "temp 3", "output 1")
+WRITABLE = TEMP_BANKS + OUTPUT_BANKS
 
 LANES = 128  # elements in a lane row, the unit in which arenas are addressed
 

@@ -1,7 +1,8 @@
 """Launching a program: sizes are bound, inputs staged, steps run, results handed out as views.
 
-Consecutive kernel steps form *segments*. A segment is one XLA executable that runs its kernels one after the other; runs that repeat (the
-layers of a model) share one, so compile time does not grow with depth. Host steps and control flow run between segments.
+Every kernel step runs one XLA executable; steps with equal templates share it, so compile time does not grow with depth. An executable
+takes the arenas it loads from as they are and those it stores into donated, so that nothing is copied. (One executable for a whole
+program made XLA copy arenas between kernels: see docs/executor.md.) Host steps and control flow run between kernels.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ import numpy as np
 from vm import counters, host
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
-from vm.dtypes import dtype_of
+from vm.decode import decode, stored_buffers
+from vm.dtypes import dtype_of, item_size
 from vm.errors import DvmError, OutOfMemory, ProgramError, ShapeError
 from vm.memory import Key, Lease, OutputSet, Pool, Region, Staging, capacity_class, device_arena
 from vm.program import (
     INPUT,
     LANES,
-    OUTPUT,
     PINNED,
-    TEMP,
+    OUTPUT_BANKS,
+    TEMP_BANKS,
     CondStep,
     ForStep,
     HostStep,
@@ -38,11 +40,13 @@ EAGER_LIMIT = 4 << 30  # bytes of arenas that declared maxima may reserve withou
 
 @dataclass(eq=False)
 class Segment:
-    """Consecutive kernel steps that run as one executable. ``first`` numbers the first among all kernel steps."""
+    """A kernel step with what its executable takes. Steps with equal signatures share the executable."""
 
-    steps: list[KernelStep]
-    first: int
+    step: KernelStep
+    index: int  # among all kernel steps
     pinned: list[int]  # buffers passed as arguments, in order
+    read: list[Key]  # arenas that it only loads from
+    written: list[Key]  # arenas that it stores into: donated
     signature: tuple[Any, ...]
 
 
@@ -107,13 +111,13 @@ class Executable:
                 counters.add("arena_growths")
             self.code.clear()
             self.staging = {k: Staging(n, k[1]) for k, n in self.capacity.items() if k[0] == INPUT}
-            self.temps = {k: device_arena(n, k[1]) for k, n in self.capacity.items() if k[0] == TEMP}
+            self.temps = {k: device_arena(n, k[1]) for k, n in self.capacity.items() if k[0] in TEMP_BANKS}
             self.pool = Pool(self._new_outputs)
             counters.add("arena_bytes", total)
         return changed
 
     def _new_outputs(self) -> OutputSet:
-        return OutputSet({k: device_arena(n, k[1]) for k, n in self.capacity.items() if k[0] == OUTPUT})
+        return OutputSet({k: device_arena(n, k[1]) for k, n in self.capacity.items() if k[0] in OUTPUT_BANKS})
 
     def _admit(self, bound: BoundProgram) -> None:
         total = sum(r * LANES * item for (_, item), r in bound.arena_rows.items())
@@ -130,36 +134,7 @@ class Executable:
 
     # --- segments and their code -------------------------------------------------------------------------------------------------
     def _segments(self, steps: Sequence[NumberedStep]) -> list[Segment | NumberedStep]:
-        out: list[Segment | NumberedStep] = []
-        run: list[NumberedStep] = []
-        for step in steps:
-            if isinstance(step.step, KernelStep):
-                run.append(step)
-                continue
-            out += self._split(run)
-            run = []
-            out.append(step)
-        return out + self._split(run)
-
-    def _split(self, run: list[NumberedStep]) -> list[Segment | NumberedStep]:
-        """Cuts a run of kernels where a part repeats, so that the part is compiled once."""
-        signs = [self._sign(s.step) for s in run if isinstance(s.step, KernelStep)]
-        at = 0
-        bounds: list[tuple[int, int]] = []
-        begin = 0
-        while at < len(run):
-            period, times = _repetition(signs, at)
-            if times >= 2:
-                if begin < at:
-                    bounds.append((begin, at))
-                bounds += [(at + k * period, at + (k + 1) * period) for k in range(times)]
-                at += period * times
-                begin = at
-            else:
-                at += 1
-        if begin < len(run):
-            bounds.append((begin, len(run)))
-        return [self._segment(run[a:b]) for a, b in bounds]
+        return [self._kernel(s.step, s.index) if isinstance(s.step, KernelStep) else s for s in steps]
 
     def _sign(self, step: KernelStep) -> tuple[Any, ...]:
         """What a step's code depends on besides its template: the kinds of its buffers."""
@@ -177,22 +152,24 @@ class Executable:
         assert buffer.input is not None
         return tuple(int(t) for t in self.program.inputs[buffer.input].text)
 
-    def _segment(self, run: list[NumberedStep]) -> Segment:
-        steps = [s.step for s in run if isinstance(s.step, KernelStep)]
-        pinned: dict[Any, int] = {}
-        places = []
-        for step in steps:
-            for b in step.buffers:
-                if self.program.buffers[b].space == PINNED:
-                    source = self._source(b)
-                    places.append(pinned.setdefault(source, len(pinned)))
-        first_of: dict[int, int] = {}
-        for step in steps:
-            for b in step.buffers:
-                if self.program.buffers[b].space == PINNED:
-                    first_of.setdefault(pinned[self._source(b)], b)
-        signature = (tuple(self._sign(s) for s in steps), tuple(places))
-        return Segment(steps, run[0].index, [first_of[i] for i in range(len(pinned))], signature)
+    def _kernel(self, step: KernelStep, index: int) -> Segment:
+        pinned: dict[tuple[str, int], int] = {}
+        first: list[int] = []
+        places, touched = [], []
+        for b in step.buffers:
+            buffer = self.program.buffers[b]
+            if buffer.space == PINNED:
+                source = self._source(b)
+                if source not in pinned:
+                    pinned[source] = len(pinned)
+                    first.append(b)
+                places.append(pinned[source])
+            else:
+                touched.append((buffer.space, item_size(buffer.dtype)))
+        kernel = decode(self.program.templates[step.template])
+        written = sorted({touched_key(self.program, step, n) for n in stored_buffers(kernel)})
+        read = sorted(set(touched) - set(written))
+        return Segment(step, index, first, read, written, (self._sign(step), tuple(places)))
 
     def _source(self, b: int) -> tuple[str, int]:
         buffer = self.program.buffers[b]
@@ -206,39 +183,29 @@ class Executable:
 
         from vm import specialised
 
-        program, steps = self.program, segment.steps
+        program, step = self.program, segment.step
         place = {self._source(b): i for i, b in enumerate(segment.pinned)}
         refs = [
-            [
-                specialised.BufferRef(
-                    program.buffers[b].space,
-                    dtype_of(program.buffers[b].dtype),
-                    place[self._source(b)] if program.buffers[b].space == PINNED else None,
-                )
-                for b in step.buffers
-            ]
-            for step in steps
+            specialised.BufferRef(
+                program.buffers[b].space,
+                dtype_of(program.buffers[b].dtype),
+                place[self._source(b)] if program.buffers[b].space == PINNED else None,
+            )
+            for b in step.buffers
         ]
-        lengths = [len(program.templates[s.template].words) for s in steps]
+        template = program.templates[step.template]
 
-        def run(words: Any, pinned: list[Any], inputs: dict, temps: dict, outputs: dict) -> tuple[dict, dict]:
-            arenas = {**inputs, **temps, **outputs}
-            at = 0
-            for step, buffers, n in zip(steps, refs, lengths, strict=True):
-                template = program.templates[step.template]
-                arenas = specialised.trace(template, words[at : at + n], buffers, pinned, arenas)
-                at += n
-            return {k: arenas[k] for k in temps}, {k: arenas[k] for k in outputs}
+        def run(words: Any, pinned: list[Any], read: list[Any], written: list[Any]) -> list[Any]:
+            arenas = dict(zip(segment.read, read, strict=True)) | dict(zip(segment.written, written, strict=True))
+            arenas = specialised.trace(template, words, refs, pinned, arenas)
+            return [arenas[k] for k in segment.written]
 
         with jax.enable_x64(True):
             struct = jax.ShapeDtypeStruct
-            words = struct((sum(lengths),), np.uint64)
+            words = struct((len(template.words),), np.uint64)
             pinned = [struct(self._fixed_shape(b), dtype_of(program.buffers[b].dtype)) for b in segment.pinned]
-            inputs, temps, outputs = (
-                {k: self._arena_struct(k) for k in self.capacity if k[0] == space} for space in (INPUT, TEMP, OUTPUT)
-            )
-            compiled = jax.jit(run, donate_argnums=(3, 4), device=jax.devices("cpu")[0]) if False else jax.jit(run, donate_argnums=(3, 4))
-            code = compiled.lower(words, pinned, inputs, temps, outputs).compile()
+            read, written = ([self._arena_struct(k) for k in keys] for keys in (segment.read, segment.written))
+            code = jax.jit(run, donate_argnums=(3,)).lower(words, pinned, read, written).compile()
         counters.add("specialised_compiles")
         self.code[segment.signature] = code
         return code
@@ -248,7 +215,7 @@ class Executable:
 
         from vm.specialised import ARENA_DTYPES, SLACK_ROWS
 
-        return jax.ShapeDtypeStruct((self.capacity[key] + SLACK_ROWS, LANES), ARENA_DTYPES[key[1]])
+        return jax.ShapeDtypeStruct(((self.capacity[key] + SLACK_ROWS) * LANES,), ARENA_DTYPES[key[1]])
 
     def _compile_all(self) -> None:
         def visit(items: Sequence[Segment | NumberedStep]) -> None:
@@ -298,7 +265,7 @@ class _Launch:
         self.jax, self.owner, self.bound, self.arrays, self.program = jax, owner, bound, arrays, owner.program
         owner._admit(bound)
         self.outputs = owner.pool.take()
-        self.inputs = {k: s.device for k, s in owner.staging.items()}
+        self.arenas = {k: s.device for k, s in owner.staging.items()} | owner.temps | self.outputs.arenas
 
     def run(self) -> list[Any]:
         owner = self.owner
@@ -306,9 +273,11 @@ class _Launch:
         with self.jax.enable_x64(True):
             try:
                 self.steps(owner.plan)
-                self.jax.block_until_ready((list(owner.temps.values()), list(self.outputs.arenas.values())))
+                self.jax.block_until_ready(list(self.arenas.values()))
+                owner.temps = {k: self.arenas[k] for k in owner.temps}
+                self.outputs.arenas = {k: self.arenas[k] for k in self.outputs.arenas}
             except BaseException:
-                owner.temps = {k: device_arena(n, k[1]) for k, n in owner.capacity.items() if k[0] == TEMP}
+                owner.temps = {k: device_arena(n, k[1]) for k, n in owner.capacity.items() if k[0] in TEMP_BANKS}
                 raise
         return self._results()
 
@@ -354,10 +323,12 @@ class _Launch:
     def segment(self, segment: Segment) -> None:
         owner = self.owner
         code = owner._compile(segment)
-        starts = self.bound.starts
-        words = self.bound.words[starts[segment.first] : starts[segment.first + len(segment.steps)]]
+        words = self.bound.kernel_words(segment.index)
         pinned = [self.pinned(b) for b in segment.pinned]
-        owner.temps, self.outputs.arenas = code(words, pinned, self.inputs, owner.temps, self.outputs.arenas)
+        arenas = self.arenas
+        results = code(words, pinned, [arenas[k] for k in segment.read], [arenas[k] for k in segment.written])
+        for key, arena in zip(segment.written, results, strict=True):
+            arenas[key] = arena
 
     def pinned(self, b: int) -> Any:
         buffer = self.program.buffers[b]
@@ -383,7 +354,7 @@ class _Launch:
             shape = self.bound.shape(b)
             n = int(np.prod(shape)) * dtype.itemsize
             return memory[start : start + n].view(dtype).reshape(shape)
-        arena = (self.owner.temps if buffer.space == TEMP else self.outputs.arenas)[buffer.space, item]
+        arena = self.arenas[buffer.space, item]
         arena.block_until_ready()
         region = Region(arena.unsafe_buffer_pointer(), arena.nbytes, arena)
         return region.view(self.bound.regs[buffer.offset] * LANES * item, self.bound.shape(b), dtype)
@@ -408,7 +379,7 @@ class _Launch:
     def _results(self) -> list[Any]:
         lease = Lease(self.outputs, self.owner.pool.give)
         out: list[Any] = [None] * len(self.program.outputs)
-        regions: dict[int, Region] = {}
+        regions: dict[Key, Region] = {}
         for b, buffer in enumerate(self.program.buffers):
             if buffer.output is None:
                 continue
@@ -416,23 +387,18 @@ class _Launch:
             dtype = dtype_of(buffer.dtype)
             item = min(8, dtype.itemsize)
             shape = self.bound.output_shapes[buffer.output]
-            if item not in regions:
-                arena = self.outputs.arenas[OUTPUT, item]
-                regions[item] = Region(arena.unsafe_buffer_pointer(), arena.nbytes, lease)
-            out[buffer.output] = regions[item].view(self.bound.regs[buffer.offset] * LANES * item, shape, dtype)
+            key = (buffer.space, item)
+            if key not in regions:
+                arena = self.outputs.arenas[key]
+                regions[key] = Region(arena.unsafe_buffer_pointer(), arena.nbytes, lease)
+            out[buffer.output] = regions[key].view(self.bound.regs[buffer.offset] * LANES * item, shape, dtype)
         return out
 
 
-def _repetition(signs: Sequence[Any], at: int) -> tuple[int, int]:
-    """The shortest period with which ``signs`` repeats from ``at`` on, and how many times (1: not at all)."""
-    left = len(signs) - at
-    for period in range(1, min(left // 2, 64) + 1):
-        times = 1
-        while at + (times + 1) * period <= len(signs) and signs[at : at + period] == signs[at + times * period : at + (times + 1) * period]:
-            times += 1
-        if times >= 2 and period * times >= 6:
-            return period, times
-    return 1, 1
+def touched_key(program: Program, step: KernelStep, number: int) -> Key:
+    """The arena of a step's buffer number ``number``."""
+    buffer = program.buffers[step.buffers[number]]
+    return buffer.space, item_size(buffer.dtype)
 
 
 def _dims(bound: BoundProgram) -> str:

@@ -23,10 +23,10 @@ from jax import lax
 from vm import access, isa, semantics
 from vm.decode import Address, Hole, Kernel, Loop, Op, Operand, Tile, decode
 from vm.errors import ProgramError
-from vm.program import LANES, PINNED, SPACE_NAMES, Template
+from vm.program import LANES, PINNED, SPACE_NAMES, WRITABLE, Template
 
 Array = Any
-Arenas = dict[tuple[int, int], Array]  # (space, item size) -> [rows, 128]
+Arenas = dict[tuple[int, int], Array]  # (space, item size) -> flat items, or [rows, 128] inside a kernel that stores whole lane rows
 
 SLACK_ROWS = 8192  # lane rows past an arena's end that a masked overrun may read
 ARENA_DTYPES = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.float32), 8: np.dtype(np.int64)}
@@ -175,7 +175,7 @@ class Tracer:
             memory = self.pinned[ref.pinned]
             if memory.size == 0:
                 memory = jnp.zeros((1,), memory.dtype)
-            out = access.fetch(memory.reshape(-1), plan, dims, overrun=0)
+            out = access.fetch(memory.reshape(-1), plan, dims, overrun=0, lane_view=False)
         else:
             memory = arenas[ref.space, ref.dtype.itemsize]
             out = from_arena(access.fetch(memory, plan, dims, overrun=SLACK_ROWS * LANES), tile.dtype)
@@ -425,7 +425,8 @@ class Tracer:
             start = jnp.minimum(start + count * rung, n)
 
     def _iterate(self, loop: Loop, count: Any, rung: int, base: Any, limit: Any, arenas: Arenas) -> None:
-        stored = sorted({self._arena_of(op) for op in _ops(loop.body) if op.insn.name == "store"})
+        used = sorted({self._arena_of(op) for op in _ops(loop.body) if "address" in op.fields} & set(arenas))
+        stored = [key for key in used if key[0] in WRITABLE]  # all that are touched are carried: XLA copies what it must keep beside a loop
         carried = self._carried(loop.body)
         saved = dict(self.local)
 
@@ -448,12 +449,36 @@ class Tracer:
         for key, value in zip(carried, state[1], strict=True):
             self.local[key] = (value, saved[key][1])
 
+    def lane_arenas(self) -> list[tuple[int, int]]:
+        """Arenas into which every store of the kernel writes whole lane rows at aligned places: they are seen as rows of lanes."""
+        aligned: dict[tuple[int, int], bool] = {}
+        for op in _ops(self.kernel.body):
+            if op.insn.name == "store":
+                key = self._arena_of(op)
+                aligned[key] = aligned.get(key, True) and self._stores_lanes(op)
+        return [key for key, ok in aligned.items() if ok]
+
+    def _stores_lanes(self, op: Op) -> bool:
+        dims = self.kernel.tiles[op.fixed("x")].dims
+        coefs: dict[int, int] = {}
+        for t in op.tail:
+            step, stride, start, dim = t["step"], t["stride"], t["start"], t["dim"]
+            if t["div"] != 1 or t["mod"] != 0 or not all(isinstance(k, int) for k in (step, stride, start, dim)) or start:
+                return False
+            coefs[dim] = coefs.get(dim, 0) + step * stride  # type: ignore[index,operator]
+        run = 1
+        for d in sorted((d for d, (n, a) in enumerate(dims) if a == isa.NO_AXIS and n != 1), key=lambda d: coefs.get(d, 0)):
+            if coefs.get(d, 0) != run:
+                break
+            run *= dims[d][0]
+        offset = op.fields["offset"]
+        others = [c for c in coefs.values() if c >= run]
+        return run % LANES == 0 and isinstance(offset, int) and offset % LANES == 0 and all(c % LANES == 0 for c in others)
+
     def _arena_of(self, op: Op) -> tuple[int, int]:
         address = op.fields["address"]
         assert isinstance(address, Address)
         ref = self.buffers[address.buffer]
-        if ref.space == PINNED:
-            raise ProgramError("a store to a read-only buffer")
         return ref.space, ref.dtype.itemsize
 
     def _carried(self, body: list[Op | Loop]) -> list[tuple[isa.Space, int]]:
@@ -562,7 +587,7 @@ def _plan(kernel: Kernel) -> dict[int, tuple[int, ...]]:
             rows = max(1, (CUBE_VOLUME if cube else VECTOR_VOLUME) // inner)
             if cube:
                 rows = min(rows, LOOPED_CUBE_ROWS if reduces else CUBE_ROWS)
-            plan[axis] = _ladder(1 << (rows.bit_length() - 1), 4 if cube else 8)
+            plan[axis] = _ladder(1 << (rows.bit_length() - 1), 8)
         elif isinstance(loop.extent, int) and (loop.kind == isa.LoopKind.PARALLEL or size[axis] <= 1 << 16):
             plan[axis] = (size[axis],)
         elif loop.kind == isa.LoopKind.REDUCE:
@@ -601,5 +626,9 @@ def trace(template: Template, words: Array, buffers: list[BufferRef], pinned: li
         if ref.space != PINNED and (ref.space, ref.dtype.itemsize) not in arenas:
             raise ProgramError(f"no {SPACE_NAMES[ref.space]} arena for items of {ref.dtype.itemsize} bytes")
     out = dict(arenas)
-    Tracer(kernel, words, buffers, pinned).block(kernel.body, out)
-    return out
+    tracer = Tracer(kernel, words, buffers, pinned)
+    for key in tracer.lane_arenas():
+        out[key] = out[key].reshape(-1, LANES)
+    tracer.block(kernel.body, out)
+    return {key: arena.reshape(-1) for key, arena in out.items()}
+

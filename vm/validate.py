@@ -19,10 +19,9 @@ from vm.host import CODES
 from vm.intcode import IntCode
 from vm.program import (
     INPUT,
-    OUTPUT,
     PINNED,
     SPACE_NAMES,
-    TEMP,
+    WRITABLE,
     Buffer,
     CondStep,
     ForStep,
@@ -79,7 +78,7 @@ def _validate(program: Program) -> None:
         _registers([check.reg], program.code, f"check {i}")
         _expect(isinstance(check.message, str), f"check {i}: the message is text")
     for (space, size), reg in program.arena_rows.items():
-        _expect(space in (INPUT, TEMP, OUTPUT) and size in (1, 2, 4, 8), f"no arena ({space}, {size}) exists")
+        _expect(space in (INPUT, *WRITABLE) and size in (1, 2, 4, 8), f"no arena ({space}, {size}) exists")
         _registers([reg], program.code, f"arena ({SPACE_NAMES[space]}, {size})")
     for i, template in enumerate(program.templates):
         _template(template, i)
@@ -212,7 +211,7 @@ def _buffers(program: Program, known: dict[int, int]) -> None:
     produced: set[int] = set()
     for i, buffer in enumerate(program.buffers):
         what = f"buffer {i}"
-        _expect(_is_int(buffer.space) and 0 <= buffer.space <= PINNED, f"{what}: no space {buffer.space!r} exists")
+        _expect(_is_int(buffer.space) and 0 <= buffer.space < len(SPACE_NAMES), f"{what}: no space {buffer.space!r} exists")
         size = item_size(buffer.dtype)
         _registers([buffer.elements, *buffer.dims], program.code, what)
         if buffer.space == PINNED:
@@ -279,7 +278,7 @@ def _steps(program: Program, steps: Sequence[Step], depth: int) -> int:
             words += _steps(program, step.body, depth + 1)
         elif isinstance(step, ForStep):
             _scalar(program, step.counter, ("int32",), "counter")
-            _expect(program.buffers[step.counter].space in (TEMP, OUTPUT), "a loop counter must be writable")
+            _expect(program.buffers[step.counter].space in WRITABLE, "a loop counter must be writable")
             _registers([step.count], program.code, "loop count")
             _expect(isinstance(step.reverse, bool), "reverse is a bool")
             words += _steps(program, step.body, depth + 1)
@@ -309,7 +308,7 @@ def _host(program: Program, step: HostStep) -> None:
     _in_range(step.outputs, len(program.buffers), f"host {step.function}, buffer")
     for out in step.outputs:
         _expect(
-            program.buffers[out].space in (TEMP, OUTPUT),
+            program.buffers[out].space in WRITABLE,
             f"host {step.function} writes buffer {out}, which is read-only",
         )
     _expect(isinstance(step.attrs, dict), "attributes are a dict")
