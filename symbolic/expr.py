@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import sympy
 
 SYMBOL, FLOORDIV, MOD, MAX, MIN, BROADCAST = "symbol", "floordiv", "mod", "max", "min", "broadcast"
+MAX_DEPTH = 200  # of nested function applications: what walks an expression recurses
 _KEY_LENGTH = 120  # longer sort keys are replaced by a digest, so that shared sub-expressions cannot blow them up
 
 
@@ -31,13 +32,14 @@ class Atom:
     Atoms are interned, so identity is equality and monomials hash at C speed. ``key`` is a deterministic sort key.
     """
 
-    __slots__ = ("__weakref__", "args", "key", "op", "range", "symbols")
+    __slots__ = ("__weakref__", "args", "depth", "key", "op", "range", "symbols")
 
     op: str
     args: tuple[Any, ...]
     key: str
     symbols: frozenset[str]
     range: tuple[int | None, int | None]  # bounds that hold for all integers
+    depth: int  # of nested applications; a symbol has 0
 
     def __copy__(self) -> Atom:
         return self
@@ -66,6 +68,7 @@ def intern_symbol(name: str) -> Atom:
     if atom is None:
         atom = Atom()
         atom.op, atom.args, atom.key, atom.symbols, atom.range = SYMBOL, (name,), name, frozenset((name,)), (None, None)
+        atom.depth = 0
         atom = _atoms.setdefault((SYMBOL, name), atom)
     return atom
 
@@ -76,6 +79,12 @@ def intern_function(op: str, args: tuple[Dim, ...], bounds: tuple[int | None, in
     if atom is None:
         atom = Atom()
         atom.op, atom.args, atom.range = op, args, bounds
+        atom.depth = 1 + max((a.depth for e in args if isinstance(e, Expr) for m in e.terms for a in m), default=0)
+        if atom.depth > MAX_DEPTH:
+            raise CompileError(
+                f"a dimension nests {op} and other divisions, max and min more than {MAX_DEPTH} deep; "
+                "give an intermediate size a name of its own (a symbol with a constraint)"
+            )
         atom.symbols = frozenset().union(*(a.symbol_set for a in args if isinstance(a, Expr)))
         key = f"~{op}({','.join(a.key if isinstance(a, Expr) else str(a) for a in args)})"
         if len(key) > _KEY_LENGTH:
@@ -299,7 +308,9 @@ class Expr:
         total: Dim = 0
         kept: dict[Mono, int] = {}
         for mono, coefficient in self.terms.items():
-            values = [_rebuild_atom(a, replace, memo) for a in mono]
+            values = []
+            for atom in mono:  # loops and not comprehensions where recursion passes: half the stack
+                values.append(_rebuild_atom(atom, replace, memo))
             if all(v is None for v in values):
                 kept[mono] = coefficient
                 continue
@@ -382,8 +393,10 @@ def _rebuild_atom(atom: Atom, replace: Callable[[Atom], Dim | None], memo: dict[
         new = replace(atom)
         result = result if new is None else new
     else:
-        args = tuple(a.rebuild(replace, memo) if isinstance(a, Expr) else a for a in atom.args)
-        if args != atom.args:
+        args = []
+        for arg in atom.args:
+            args.append(arg.rebuild(replace, memo) if isinstance(arg, Expr) else arg)
+        if tuple(args) != atom.args:
             result = functions.apply(atom.op, args)
         # What the rules made of new arguments is not searched again: its symbols may be replacements already.
         top = result.as_atom if isinstance(result, Expr) else None
@@ -410,8 +423,10 @@ def _evaluate(dim: Dim, mapping: Mapping[str, int], memo: dict[Atom, int]) -> in
                 continue
             known = memo.get(atom)
             if known is None:
-                known = functions.apply_ints(atom.op, [_evaluate(a, mapping, memo) for a in atom.args])
-                memo[atom] = known
+                args = []
+                for arg in atom.args:
+                    args.append(_evaluate(arg, mapping, memo))
+                known = memo[atom] = functions.apply_ints(atom.op, args)
             value *= known
         total += value
     return total

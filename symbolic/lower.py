@@ -32,9 +32,9 @@ def _lower(dim: Dim, builder: Builder, env: Mapping[str, Reg], memo: dict[Atom, 
         if not mono:
             value = builder.const(abs(c))
         else:
-            value = reduce(
-                lambda a, b: builder.op(intcode.MUL, a, b), (_lower_atom(a, builder, env, memo) for a in mono)
-            )
+            value = _lower_atom(mono[0], builder, env, memo)
+            for atom in mono[1:]:
+                value = builder.op(intcode.MUL, value, _lower_atom(atom, builder, env, memo))
             if abs(c) != 1:
                 value = builder.op(intcode.MUL, value, builder.const(abs(c)))
         if total is None:
@@ -54,7 +54,9 @@ def _lower_atom(atom: Atom, builder: Builder, env: Mapping[str, Reg], memo: dict
             raise CompileError(f"the dimension {name!r} is needed at launch, but no input determines it")
         reg = env[name]
     else:
-        args = [_lower(a, builder, env, memo) for a in atom.args]
+        args = []
+        for arg in atom.args:
+            args.append(_lower(arg, builder, env, memo))
         if atom.op == BROADCAST:
             reg = reduce(lambda a, b: _lower_broadcast(a, b, builder), args)
         else:

@@ -30,7 +30,7 @@ from symbolic.expr import (
 )
 from symbolic.functions import floordiv, mod, poly_divmod
 from symbolic.learn import Contradiction, Knowledge
-from symbolic.linear import certificate
+from symbolic.linear import certificate, verify
 from symbolic.relations import Relation, divides, eq, ge, le, lt, ne
 
 FUEL = 60  # cases plus calls of the linear solver per question
@@ -216,7 +216,7 @@ class Prover:
         monos = {m for e in (shifted_goal, *shifted) for m in e.terms if m}
         free = {m for m in monos if any(lows[a] is None for a in m)}
         found = certificate(shifted_goal, shifted, free)
-        if found is None:
+        if found is None or not verify(found, shifted_goal, shifted, free):
             return None
         names = list(dict.fromkeys(used[i] for i, _ in found.weights))
         return "it follows from " + (" and ".join(names[:6]) if names else "the ranges")

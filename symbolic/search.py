@@ -140,4 +140,3 @@ class Models:
             return False
         facts = dict.fromkeys(f for n in values for f in self.facts_of.get(n, ())[:64])
         return all(f.rel.holds(values) for f in facts if all(s in values for s in f.rel.symbols))
-

@@ -299,7 +299,9 @@ class Store:
         """Interval of an atom over roots."""
         if atom.op == SYMBOL:
             return self.ranges.get(atom.args[0], (None, None))
-        args = [self.bounds(a) for a in atom.args]
+        args = []
+        for arg in atom.args:
+            args.append(self.bounds(arg))
         if atom.op == FLOORDIV:
             return _div_range(*args)
         if atom.op == MOD:

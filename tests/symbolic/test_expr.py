@@ -6,7 +6,7 @@ import pickle
 import pytest
 import sympy
 
-from symbolic import Expr, ceildiv, evaluate, parse, product, smax, smin, ssum, symbol, symbols_of
+from symbolic import Expr, Scope, ceildiv, evaluate, parse, product, smax, smin, ssum, symbol, symbols_of
 from symbolic.sympy_bridge import from_sympy
 from vm.errors import CompileError
 
@@ -134,6 +134,18 @@ def test_shared_subexpressions_do_not_blow_up():
         dim = smax(dim // 3 + dim, b)
     assert isinstance(dim, Expr) and len(dim.key) < 200
     assert dim.evaluate({"a": 1, "b": 2}) == evaluate(dim, {"a": 1, "b": 2})
+
+
+def test_deep_nesting_works_up_to_a_limit():
+    dim, scope = a, Scope()
+    scope.declare("a"), scope.declare("b")
+    with pytest.raises(CompileError, match="nests"):
+        for i in range(300):
+            dim = smax(dim // 3 + i, b) + a
+            last = dim
+    assert evaluate(last, {"a": 1, "b": 2}) > 0
+    assert scope.simplify(last) is not None and scope.bounds(last)[0] > 0
+    assert str(last) and last.subs({"a": symbol("c")}).symbols == ("b", "c")
 
 
 def test_dividing_by_zero_gives_zero():
