@@ -24,10 +24,9 @@ class Proved(_Answer):
 
 @dataclass(frozen=True)
 class Disproved(_Answer):
-    """The relation fails at ``counterexample``, which meets every fact; ``always``: it fails at every assignment."""
+    """The relation fails at ``counterexample``, which meets every fact."""
 
     counterexample: dict[str, int] = field(default_factory=dict)
-    always: bool = False
     disproved = True
 
 

@@ -14,6 +14,8 @@ from symbolic.relations import Relation, lt
 from symbolic.store import Store
 from symbolic.substitution import smallest_linear, without_content
 
+MAX_PROPAGATED = 16  # inequalities looked at again when a range changes
+
 
 class Contradiction(Exception):
     """The facts cannot all hold; the text names what clashes. Never leaves this package."""
@@ -257,6 +259,7 @@ class Knowledge(Store):
         if found is None:
             self.add_inequality(p, text)
             self.changed()
+            self._propagate([len(self.inequalities) - 1])
             return
         name, c = found
         lo, hi = self.ranges[name]
@@ -272,6 +275,32 @@ class Knowledge(Store):
         self.changed()
         if lo is not None and lo == hi:
             self._eliminate(name, lo, text)
+        else:
+            self._propagate(list(self.by_symbol.get(name, ())[:MAX_PROPAGATED]))
+
+    def _propagate(self, queue: list[int]) -> None:
+        """Tightens ranges of symbols from linear inequalities and the ranges of the other symbols; bounded, not to a fixpoint."""
+        for index in queue:
+            p = self.fact(index)
+            if not isinstance(p, Expr) or len(p.terms) > 8:
+                continue
+            for mono, c in p.ordered():
+                if len(mono) != 1 or mono[0].op != SYMBOL or mono[0].args[0] not in self.ranges:
+                    continue
+                name = mono[0].args[0]
+                top = self.bounds(p - c * symbol(name))[1]  # c*x >= -top
+                lo, hi = self.ranges[name]
+                if top is None or name in self.sub.map:
+                    continue
+                limit = -(top // c) if c > 0 else top // -c
+                if (lo is None or limit > lo) if c > 0 else (hi is None or limit < hi):
+                    lo, hi = (limit, hi) if c > 0 else (lo, limit)
+                    if lo is not None and hi is not None and lo > hi:
+                        raise Contradiction(self.inequalities[index].text)
+                    self.ranges[name] = lo, hi
+                    self.changed()
+                    more = [i for i in self.by_symbol.get(name, ())[:MAX_PROPAGATED] if i != index]
+                    queue += more[: max(0, MAX_PROPAGATED - len(queue))]
 
     def _learn_nonzero(self, p: Dim, text: str) -> None:
         if isinstance(p, int):

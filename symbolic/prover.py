@@ -328,10 +328,16 @@ class Prover:
         for cases in self._splits(goals):
             spent = self.fuel
             if self._all_cases(goals, cases, depth):
-                return "by cases: " + "; ".join(str(c) for c in cases)
+                return "by cases: " + "; ".join(self._shown(c) for c in cases)
             if spent - self.fuel > FUEL // 2 or self.fuel <= 0:
                 return None
         return None
+
+    def _shown(self, rel: Relation) -> str:
+        """``rel`` in declared symbols."""
+        if rel.op == relations.EITHER:
+            return " or ".join(self._shown(r) for r in rel.args)
+        return str(Relation(rel.op, tuple(self.store.back(a) for a in rel.args)))
 
     def _all_cases(self, goals: tuple[Goal, ...], cases: list[Relation], depth: int) -> bool:
         for case in cases:

@@ -290,7 +290,15 @@ class Scope:
 
     def bounds(self, dim: Dim) -> tuple[int | None, int | None]:
         """An interval that holds ``dim``; None where there is no bound."""
-        return self._store.bounds(self._store.norm(to_dim(dim)))
+        store = self._store
+        p = store.norm(to_dim(dim))
+        lo, hi = store.bounds(p)
+        for index in store.relevant(p.symbols, 8) if isinstance(p, Expr) else ():
+            fact = store.fact(index)  # not negative, so p - fact <= p <= p + fact
+            below, above = store.bounds(p - fact)[0], store.bounds(p + fact)[1]
+            lo = below if lo is None or (below is not None and below > lo) else lo
+            hi = above if hi is None or (above is not None and above < hi) else hi
+        return lo, hi
 
     def holds(self, values: Mapping[str, int]) -> bool:
         """Whether ``values`` (one for every declared symbol) meet all declarations and facts."""

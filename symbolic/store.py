@@ -256,7 +256,11 @@ class Store:
         return functions.smax(*alive) if atom.op == MAX else functions.smin(*alive)
 
     def _rewrite_broadcast(self, atom: Atom) -> Dim | None:
-        return functions.smax(*atom.args) if all(self.positive(a) for a in atom.args) else None
+        """A plain maximum where no 1 can be mistaken: all sizes are positive, or none is 1, or one is at least 2."""
+        args = atom.args
+        if all(self.positive(a) for a in args) or any(self.nonneg(a - 2) for a in args):
+            return functions.smax(*args)
+        return functions.smax(*args) if all(self.nonneg(-1 * a) or self.nonneg(a - 2) for a in args) else None
 
     # --- bounds ----------------------------------------------------------------------------------------------------------
 

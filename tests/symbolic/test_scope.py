@@ -283,6 +283,15 @@ def test_bounds(scope):
     assert scope.bounds(ceildiv(k, 4)) == (1, 4) and scope.bounds(k * k - 3) == (-2, 253) and scope.bounds(5) == (5, 5)
 
 
+def test_bounds_follow_from_inequalities():
+    sc = Scope()
+    b, s, past = sc.declare("b", max=64), sc.declare("s", max=8192), sc.declare("past", min=0)
+    sc.assume(parse_relation("s <= 4*b"), "user")
+    sc.assume(parse_relation("past + s <= 4096"), "user")
+    assert sc.bounds(s) == (1, 256) and sc.bounds(past) == (0, 4095) and sc.bounds(past + s) == (1, 4096)
+    assert sc.bounds(b * s) == (1, 64 * 256)
+
+
 def test_work_grows_linearly_with_the_number_of_symbols():
     steps = {}
     for n in (250, 1000):
