@@ -12,6 +12,7 @@ from jax import lax
 
 from vm.program import LANES
 
+SLACK_ROWS = 8192  # lane rows past an arena's end that a masked overrun may read
 UNROLLED_PIECES = 16  # a store in this many pieces or fewer is unrolled
 
 Array = Any
@@ -248,25 +249,43 @@ def _rows(memory: Array, rows: Array, n: int) -> Array:
     return lax.gather(memory, rows, numbers, (n, LANES), mode=lax.GatherScatterMode.CLIP)
 
 
+def valid_elements(dims: list[Dim]) -> Array | None:
+    """True for the elements of a tile that lie inside their extents, broadcastable over the dims; None if all do."""
+    found: Array | None = None
+    for d, dim in enumerate(dims):
+        if dim.valid is not None:
+            ok = _shaped(jnp.arange(dim.size, dtype=jnp.int64) < dim.valid, [d], len(dims))
+            found = ok if found is None else found & ok
+    return found
+
+
 def put(memory: Array, value: Array, plan: Plan, dims: list[Dim]) -> Array:
-    """``memory`` (flat, or [rows, 128] where everything is aligned to lane rows) with the tile ``value`` written in; every element of
-    the tile is valid."""
-    chosen, run = run_dims(plan, dims, 0)
+    """``memory`` (flat, or [rows, 128] where everything is aligned to lane rows) with the tile ``value`` written in. Elements beyond a
+    dim's valid count keep what the memory holds."""
+    chosen, run = run_dims(plan, dims, SLACK_ROWS * LANES)
     rest = [d for d in range(len(dims)) if d not in chosen and dims[d].size > 1]
     perm = rest + chosen
-    kept = value.reshape([dims[d].size for d in sorted(perm)])
-    if perm != sorted(perm):
-        kept = jnp.transpose(kept, [sorted(perm).index(d) for d in perm])
-    lanes = memory.ndim == 2
     n = int(np.prod([dims[d].size for d in rest]))
-    pieces = kept.reshape(n, run)
+
+    def arranged(x: Array) -> Array:
+        kept = x.reshape([dims[d].size for d in sorted(perm)])
+        return (jnp.transpose(kept, [sorted(perm).index(d) for d in perm]) if perm != sorted(perm) else kept).reshape(n, run)
+
+    pieces = arranged(value)
+    valid = valid_elements(dims)
+    inside = None if valid is None else arranged(jnp.broadcast_to(valid, [d.size for d in dims]))
     offsets = rest_offsets(plan, dims, rest).reshape(-1) + plan.base.value() if rest else plan.base.value().reshape(1)
+    shape = (run // LANES, LANES) if memory.ndim == 2 else (run,)
+
+    def piece(x: Array, i: Any) -> Array:
+        return (x if n == 1 else lax.dynamic_slice(x, (i, jnp.int32(0)), (1, run))).reshape(shape)
 
     def write(i: Any, memory: Array) -> Array:
-        piece = pieces if n == 1 else lax.dynamic_slice(pieces, (i, jnp.int32(0)), (1, run))
-        if lanes:
-            return lax.dynamic_update_slice(memory, piece.reshape(-1, LANES), (offsets[i] // LANES, jnp.int64(0)))
-        return lax.dynamic_update_slice(memory, piece.reshape(run), (offsets[i],))
+        at = (offsets[i] // LANES, jnp.int64(0)) if memory.ndim == 2 else (offsets[i],)
+        new = piece(pieces, i)
+        if inside is not None:
+            new = jnp.where(piece(inside, i), new, lax.dynamic_slice(memory, at, shape))
+        return lax.dynamic_update_slice(memory, new, at)
 
     if n <= UNROLLED_PIECES:
         for i in range(n):

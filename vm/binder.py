@@ -42,7 +42,7 @@ _CACHE_BYTES = 32 << 20  # of words over all cached programs
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NumberedStep:
     """A step with its ordinal among the kernel steps (``BoundProgram.kernel_words``) or the host steps (``BoundProgram.host_attrs``)
     of the program, in the order of a walk; -1 for control steps. ``blocks`` holds the branches of a conditional, the condition and

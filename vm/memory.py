@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from vm.program import LANES
-from vm.specialised import ARENA_DTYPES, SLACK_ROWS
+from vm.access import SLACK_ROWS
+from vm.specialised import ARENA_DTYPES
 
 Key = tuple[int, int]  # (space, item size)
 
 CLASS_FACTOR = 4
-SMALLEST_CLASS = 64  # lane rows
+SMALLEST_CLASS = 1 << 14  # lane rows: 8 MiB of 4-byte items, so that small programs never grow
 
 
 def capacity_class(rows: int) -> int:
@@ -61,7 +62,8 @@ class Staging:
 
         self.host = aligned_empty(rows + SLACK_ROWS, ARENA_DTYPES[item])
         self.bytes = self.host.view(np.uint8)
-        self.device = jax.dlpack.from_dlpack(self.host)
+        with jax.enable_x64(True):
+            self.device = jax.dlpack.from_dlpack(self.host)
         if self.device.unsafe_buffer_pointer() != self.host.ctypes.data:
             raise AssertionError("JAX copied an input arena instead of reading it in place")
 
@@ -110,4 +112,5 @@ def device_arena(rows: int, item: int) -> Any:
     import jax
 
     array = np.zeros((rows + SLACK_ROWS) * LANES, ARENA_DTYPES[item])
-    return jax.device_put(array, jax.devices("cpu")[0], may_alias=False)
+    with jax.enable_x64(True):
+        return jax.device_put(array, jax.devices("cpu")[0], may_alias=False)

@@ -125,7 +125,7 @@ class Executable:
             raise OutOfMemory(
                 f"this launch ({_dims(bound)}) needs {total:,} bytes of device memory; {self.chip.name} has {self.chip.hbm_bytes:,}"
             )
-        if any(r > self.capacity.get(k, 0) for k, r in bound.arena_rows.items()):
+        if any(r > self.capacity.get(k, -1) for k, r in bound.arena_rows.items()):
             try:
                 self._grow(bound.arena_rows)
             except MemoryError as error:
@@ -213,7 +213,8 @@ class Executable:
     def _arena_struct(self, key: Key) -> Any:
         import jax
 
-        from vm.specialised import ARENA_DTYPES, SLACK_ROWS
+        from vm.access import SLACK_ROWS
+        from vm.specialised import ARENA_DTYPES
 
         return jax.ShapeDtypeStruct(((self.capacity[key] + SLACK_ROWS) * LANES,), ARENA_DTYPES[key[1]])
 

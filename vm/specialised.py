@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from vm import access, isa, semantics
+from vm.access import SLACK_ROWS
 from vm.decode import Address, Hole, Kernel, Loop, Op, Operand, Tile, decode
 from vm.errors import ProgramError
 from vm.program import LANES, PINNED, SPACE_NAMES, WRITABLE, Template
@@ -28,7 +29,6 @@ from vm.program import LANES, PINNED, SPACE_NAMES, WRITABLE, Template
 Array = Any
 Arenas = dict[tuple[int, int], Array]  # (space, item size) -> flat items, or [rows, 128] inside a kernel that stores whole lane rows
 
-SLACK_ROWS = 8192  # lane rows past an arena's end that a masked overrun may read
 ARENA_DTYPES = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.float32), 8: np.dtype(np.int64)}
 
 # How many elements of the widest tile a block should hold: small enough for the caches in vector code, and rows enough to keep a matrix
@@ -39,6 +39,9 @@ CUBE_ROWS = 256
 LOOPED_CUBE_ROWS = 64
 REDUCE_BLOCKS = (128, 16)
 FULL_VOLUME = 1 << 21
+MASKED_ROWS = 16  # a ladder whose smallest block above 1 has at most so many steps runs fewer as one masked block
+CUBE_LADDER = 4
+VECTOR_LADDER = 8
 
 
 @dataclass
@@ -394,6 +397,10 @@ class Tracer:
     def _parallel(self, loop: Loop, n: Any, rungs: tuple[int, ...], arenas: Arenas) -> None:
         n = jnp.asarray(n, jnp.int64)
         start: Any = jnp.int64(0)
+        if len(rungs) > 1 and rungs[-2] <= MASKED_ROWS:  # fewer than the smallest block but more than one: one block, masked
+            few = (n > 1) & (n < rungs[-2])
+            self._iterate(loop, few.astype(jnp.int64), rungs[-2], lambda t: t * 0, n, arenas)
+            start = jnp.where(few, n, start)
         for i, rung in enumerate(rungs):
             rest = n - start
             count = rest // rung
@@ -557,14 +564,10 @@ def _plan(kernel: Kernel) -> dict[int, tuple[int, ...]]:
             size[loop.axis] = 1
             ladder = loop.axis
 
-    def volume(without: int | None) -> int:
-        return max(
-            (
-                math.prod(size[a] if a != isa.NO_AXIS else n for n, a in t.dims if a != without)
-                for t in kernel.tiles.values()
-            ),
-            default=1,
-        )
+    def volume(axis: int | None) -> int:
+        """Elements of the largest tile; with an axis, of one step along it, over the tiles that move with it."""
+        tiles = [t.dims for t in kernel.tiles.values() if axis is None or any(a == axis for _, a in t.dims)]
+        return max((math.prod(size[a] if a != isa.NO_AXIS else n for n, a in dims if a != axis) for dims in tiles), default=1)
 
     plan: dict[int, tuple[int, ...]] = {}
     # Fixed parallel axes that make tiles too large become ladders too, outermost first.
@@ -587,7 +590,7 @@ def _plan(kernel: Kernel) -> dict[int, tuple[int, ...]]:
             rows = max(1, (CUBE_VOLUME if cube else VECTOR_VOLUME) // inner)
             if cube:
                 rows = min(rows, LOOPED_CUBE_ROWS if reduces else CUBE_ROWS)
-            plan[axis] = _ladder(1 << (rows.bit_length() - 1), 8)
+            plan[axis] = _ladder(1 << (rows.bit_length() - 1), CUBE_LADDER if cube else VECTOR_LADDER, 16 if cube else 8)
         elif isinstance(loop.extent, int) and (loop.kind == isa.LoopKind.PARALLEL or size[axis] <= 1 << 16):
             plan[axis] = (size[axis],)
         elif loop.kind == isa.LoopKind.REDUCE:
@@ -597,11 +600,12 @@ def _plan(kernel: Kernel) -> dict[int, tuple[int, ...]]:
     return plan
 
 
-def _ladder(top: int, factor: int) -> tuple[int, ...]:
+def _ladder(top: int, factor: int, smallest: int) -> tuple[int, ...]:
+    """Block sizes from ``top`` down by ``factor`` to about ``smallest``, then 1."""
     out = [top]
-    while out[-1] > 1:
-        out.append(max(1, out[-1] // factor))
-    return tuple(out)
+    while out[-1] > smallest:
+        out.append(max(smallest, out[-1] // factor))
+    return tuple(out) if out[-1] == 1 else (*out, 1)
 
 
 def from_arena(x: Array, dtype: np.dtype) -> Array:
