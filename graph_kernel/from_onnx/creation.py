@@ -10,6 +10,8 @@ from graph_kernel.from_onnx.registry import Call, Result, converter
 from graph_kernel.from_onnx.tensor import Tensor, object_array
 from vm.errors import CompileError
 
+MAX_ENTRIES = 1 << 20  # of a constant that is made here; a damaged model may ask for any number
+
 
 @converter("Constant")
 def _constant(c: Call) -> Result:
@@ -32,8 +34,10 @@ def _range(c: Call) -> Result:
     b = c.builder
     tensors = [c.tensor(i) for i in range(3)]
     dtype = tensors[0].dtype
-    if all(t.array is not None for t in tensors):
-        start, limit, delta = (t.array.reshape(-1)[0] for t in tensors if t.array is not None)
+    if dtype.kind not in "iu" and all(t.array is not None for t in tensors):
+        start, limit, delta = (float(t.array.reshape(-1)[0]) for t in tensors if t.array is not None)
+        if not np.isfinite([start, limit, delta]).all() or delta == 0 or (limit - start) / delta > MAX_ENTRIES:
+            raise CompileError(f"{c.where()}: cannot list the numbers from {start} to {limit} by {delta}")
         return Tensor.const(np.arange(start, limit, delta).astype(dtype))
     if any(t.known is None for t in tensors) or dtype.kind not in "iu":
         raise c.unsupported("the length of the range depends on data")
@@ -144,7 +148,7 @@ def _split_to_sequence(c: Call) -> Result:
     scalar = not c.has(1) or not c.tensor(1).shape
     sizes = c.dims(1) if c.has(1) else [1]
     if scalar:
-        if not isinstance(size, int) or not isinstance(sizes[0], int):
+        if not isinstance(size, int) or not isinstance(sizes[0], int) or sizes[0] < 1 or size > MAX_ENTRIES:
             raise c.unsupported(f"the length of the sequence depends on the size {size}")
         sizes = [min(sizes[0], size - at) for at in range(0, size, sizes[0])]
     outs: list[Tensor] = []

@@ -17,7 +17,7 @@ def _schema(node: onnx.NodeProto, opsets: dict[str, int]) -> Any:
     domain = "" if node.domain == "ai.onnx" else node.domain
     try:
         return defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
-    except defs.SchemaError:
+    except (defs.SchemaError, TypeError):  # a damaged name is no text
         return None
 
 

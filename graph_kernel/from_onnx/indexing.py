@@ -55,19 +55,42 @@ def _as_range(b: Builder, form: Affine | None, idx_shape: tuple[Dim, ...], size:
 def gather(b: Builder, x: Value, idx: Value, axis: int) -> Value:
     """ONNX Gather: x.shape[:axis] + idx.shape + x.shape[axis + 1:]; a slice where the index is affine."""
     form = affine(idx)
-    run = _as_range(b, form, idx.shape, x.shape[axis])
-    if run is None or form is None:
+    part = _gather_rows(b, x, idx.shape, axis, form) if form else None
+    if part is None or form is None:
         return b.take(x, non_negative(b, idx, x.shape[axis]), axis)
-    part = b.slice_axis(x, axis, *run)
     shape = x.shape[:axis] + idx.shape + x.shape[axis + 1 :]
     place = list(range(axis)) + [axis + a for a in form.moving] + list(range(axis + idx.rank, len(shape)))
-    if not form.moving:
-        part = b.reshape(part, x.shape[:axis] + x.shape[axis + 1 :])
     if part.rank == len(shape):
         return part
     if all(isinstance(d, int) and d == 1 for i, d in enumerate(shape) if i not in place):
         return b.reshape(part, shape)
     return b.op("broadcast", part, shape=shape, dims=tuple(place))
+
+
+def _gather_rows(b: Builder, x: Value, idx_shape: tuple[Dim, ...], axis: int, form: Affine) -> Value | None:
+    """The part of x that an affine index reads, its axis replaced by the axes along which the index moves."""
+    if len(form.moving) == 2:
+        return _gather_grid(b, x, idx_shape, axis, form)
+    run = _as_range(b, form, idx_shape, x.shape[axis])
+    if run is None:
+        return None
+    part = b.slice_axis(x, axis, *run)
+    return part if form.moving else b.reshape(part, x.shape[:axis] + x.shape[axis + 1 :])
+
+
+def _gather_grid(b: Builder, x: Value, idx_shape: tuple[Dim, ...], axis: int, form: Affine) -> Value | None:
+    """Index ``i * width + j`` into rows that were flattened: the rows again, cut to the length of j.
+
+    This is how ``mask[arange(n)[:, None], arange(m)]`` is written without GatherND.
+    """
+    outer, inner = form.moving
+    count, width, length = idx_shape[outer], form.steps[outer], idx_shape[inner]
+    if form.offset != 0 or form.steps[inner] != 1 or not b.same_dim(x.shape[axis], count * width):
+        return None
+    rows = b.reshape(x, (*x.shape[:axis], count, width, *x.shape[axis + 1 :]))
+    # the last row's indices are inside only if no row is longer than the width
+    b.require(symbolic.le(length, width), "the indices have to be inside the rows")
+    return b.slice_axis(rows, axis + 1, 0, length)
 
 
 @converter("Gather")

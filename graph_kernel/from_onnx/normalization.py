@@ -142,6 +142,8 @@ def _lrn(c: Call) -> Result:
     """x / (bias + alpha / size * sum of squares over `size` neighbouring channels) ** beta."""
     b, x = c.builder, c.x()
     size = c.attr("size")
+    if not 1 <= size <= 1024:
+        raise c.unsupported(f"a neighbourhood of {size} channels")
     low, high = [0] * x.rank, [0] * x.rank
     low[1], high[1] = (size - 1) // 2, size // 2
     padded = b.pad(b.unary("square", x), low, high)

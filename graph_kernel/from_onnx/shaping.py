@@ -156,6 +156,8 @@ def _split(c: Call) -> Result:
         b.require_equal(symbolic.ssum(parts), size, "the parts of a split have to add up to the axis")
     elif c.attr("num_outputs"):
         count = c.attr("num_outputs")
+        if count != len(c.node.output):
+            raise CompileError(f"{c.where()}: {count} parts for {len(c.node.output)} outputs")
         chunk = symbolic.ceildiv(size, count)
         parts = [chunk] * (count - 1) + [size - chunk * (count - 1)]
         b.require(symbolic.ge(parts[-1], 0), f"{size} has to be enough for {count} parts of {chunk}")

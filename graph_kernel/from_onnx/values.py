@@ -26,7 +26,7 @@ RULES: dict[str, Rule] = {}
 def fold(c: Call) -> list[Tensor] | None:
     """The outputs of a node whose inputs are known, or None."""
     rule = RULES.get(c.node.op_type)
-    if rule is None or c.node.domain not in ("", "ai.onnx"):
+    if rule is None or not c.inputs or c.node.domain not in ("", "ai.onnx"):
         return None
     if not all(t is None or t.known is not None for t in c.inputs):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from graph_kernel.from_onnx.dims import at_least, is_less, larger
 from graph_kernel.from_onnx.registry import Call, Result, converter
 from graph_kernel.ir import Value
 from symbolic import Dim
+
+MAX_TAPS = 4096  # positions in a window, each a slice of its own
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ def windows(c: Call, sizes: Sequence[Dim], kernel: Sequence[int]) -> list[Window
     dilations = c.attr("dilations") or [1] * rank
     pads = c.attr("pads") or [0] * (2 * rank)
     auto, ceil = c.attr("auto_pad", "NOTSET"), bool(c.attr("ceil_mode", 0))
+    if math.prod(kernel) > MAX_TAPS or min([*kernel, *strides, *dilations], default=1) < 1:
+        raise c.unsupported(f"a window of {list(kernel)}, strides {strides} and dilations {dilations}")
     if not len(sizes) == len(strides) == len(dilations) == rank or len(pads) != 2 * rank:
         raise c.unsupported(f"strides, dilations and pads have to fit {rank} spatial axes")
     scope, found = c.builder.scope, []

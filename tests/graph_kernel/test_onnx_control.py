@@ -60,7 +60,8 @@ def test_loop_with_a_known_number_of_trips(start, count, trips):
 
 @pytest.mark.parametrize("trips", ["", "limit"])
 def test_loop_until_data_says_so(trips):
-    model = parse(f"""f (float[a, b] x, int64 limit) => (float[a, b] y, int64 count) <float top = {{50.0}}, bool yes = {{1}}, int64 zero = {{0}}> {{
+    model = parse(f"""f (float[a, b] x, int64 limit) => (float[a, b] y, int64 count)
+        <float top = {{50.0}}, bool yes = {{1}}, int64 zero = {{0}}> {{
         y, count = Loop({trips}, yes, x, zero) <body = g (int64 i, bool c, float[a, b] h, int64 m) => (bool d, float[a, b] k, int64 o) {{
             j = Abs(h) l = Add(j, j) one = Constant<value_float=1.0>() k = Add(l, one) s = ReduceMax<keepdims=0>(k) d = Less(s, top)
             o = Identity(i) }}> }}""")  # fmt: skip

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from graph_kernel.from_onnx import load
-from tests.graph_kernel.onnx_harness import MODELS, close, ops_of, run
+from tests.graph_kernel.onnx_harness import MODELS, close, ops_of, ort, run
 from vm.errors import ShapeError
 
 CHECKS = {
@@ -75,3 +75,19 @@ def test_bert_refuses_what_its_position_table_cannot_hold():
     ids = np.zeros((1, 257), np.int64)
     with pytest.raises(ShapeError, match="seq <= 256"):
         run(graph, {v.name: ids for v in graph.inputs})
+
+
+@pytest.mark.parametrize(("name", "check"), [("gpt2", "Gather"), ("deberta", "Add")])
+def test_the_older_exporter(name, check):
+    """Other shape computations for the same kind of models: a flattened mask index, buckets of relative positions."""
+    path = MODELS / f"{name}.onnx"
+    graph, peer = load(path), ort(str(path))
+    assert [str(c.rel) for c in graph.scope.checks] == ["seq <= 64"]
+    assert check in graph.scope.checks[0].origin
+    assert ops_of(graph).count("take") == 1  # the embedding; the mask is a slice
+    rng = np.random.default_rng(0)
+    for batch, seq in ((2, 7), (1, 1), (3, 64), (1, 13)):
+        mask = np.ones((batch, seq), np.int64)
+        mask[1:, seq // 2 :] = 0
+        feeds = {"ids": rng.integers(0, 64, (batch, seq)), "mask": mask}
+        close(run(graph, feeds)[0], peer(feeds)[0])
