@@ -216,6 +216,8 @@ def fetch(memory: Array, plan: Plan, dims: list[Dim], overrun: int, lane_view: b
     chosen, run = run_dims(plan, dims, overrun)
     rest = [d for d in range(len(dims)) if d not in chosen and dims[d].size > 1]
     flat = memory.reshape(-1)
+    if flat.shape[0] < run:  # a block larger than the whole array: traced, never run
+        flat = jnp.pad(flat, (0, run - flat.shape[0]))
     shape = [dims[d].size for d in rest] + [dims[d].size for d in chosen]
     if not rest:
         if lane_view and run % LANES == 0 and plan.base.alignment % LANES == 0:

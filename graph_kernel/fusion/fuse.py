@@ -80,7 +80,7 @@ class Fuser:
         generated: set[Value] = set()
         for node in self.graph.nodes:
             from_generators = bool(node.inputs) and all(v in generated for v in node.inputs)
-            if node.op in FREE_OPS:
+            if node.op in FREE_OPS and (node.op == "constant" or self._chip(node)):
                 free.add(node)
                 scalar = node.op != "constant" or np.asarray(node.attrs["value"]).size == 1
                 if (node.op in GENERATORS and scalar) or (from_generators and node.op in ("broadcast", "reshape", "transpose")):
@@ -298,7 +298,7 @@ class Fuser:
         if len(producer.nodes) + len(consumer.nodes) > MAX_GROUP:
             return f"more than {MAX_GROUP} nodes"
         members = dict.fromkeys((*producer.nodes, *consumer.nodes))
-        if self._cycle(producer, members):
+        if self._cycle(members):
             return "another kernel lies between them"
         try:
             outputs, axes, layout = self.analyse(members)
@@ -320,25 +320,29 @@ class Fuser:
                 return f"{node.op} would be computed again for every index over {sizes}"
         return ""
 
-    def _cycle(self, producer: Group, members: dict[Node, None]) -> bool:
-        """Whether a path leaves the members and comes back."""
+    def _cycle(self, members: dict[Node, None]) -> bool:
+        """Whether a path leaves the members, passes a kernel or stored memory, and comes back. Free nodes between two members are no
+        obstacle: the kernel carries them."""
         last = max(self.position[n] for n in members)
-        stack = [u for n in producer.nodes for v in n.outputs for u in self.users.get(v, ()) if u not in members]
-        seen = set(stack)
+        stack: list[tuple[Node, bool]] = [(n, False) for n in members]
+        seen: set[tuple[Node, bool]] = set(stack)
         while stack:
-            node = stack.pop()
-            group = self.group_of.get(node)
-            around = group.nodes if group is not None else [node]
-            for inner in around:
-                for value in inner.outputs:
-                    for user in self.users.get(value, ()):
-                        if user in members:
-                            if node in self.free and not any(v in self.forced for v in node.outputs) and group is None:
-                                continue  # a free node between two members is carried, not a kernel in between
+            node, through = stack.pop()
+            for value in node.outputs:
+                for user in self.users.get(value, ()):
+                    if user in members:
+                        if through:
                             return True
-                        if user not in seen and (self.position[user] <= last or group is not None):
-                            seen.add(user)
-                            stack.append(user)
+                        continue
+                    group = self.group_of.get(user)
+                    carried = group is None and user in self.free and user.outputs[0] not in self.forced
+                    if self.position[user if group is None else group.nodes[0]] > last:
+                        continue
+                    for inner in (user,) if group is None else group.nodes:
+                        item = (inner, through or not carried)
+                        if item not in seen:
+                            seen.add(item)
+                            stack.append(item)
         return False
 
     # --- attention ----------------------------------------------------------------------------------------------------------------
@@ -350,7 +354,7 @@ class Fuser:
                 if cone is None:
                     continue
                 members = dict.fromkeys([*cone, second])
-                if len({self.group_of[n] for n in members}) < 2:
+                if len({self.group_of[n] for n in members}) < 2 or self._cycle(members):
                     continue
                 try:
                     self.analyse(members)
