@@ -5,6 +5,7 @@ Reading order: ``loader``, ``source`` (files and protos), ``inputs`` (dimensions
 op family.
 """
 
+from graph_kernel.from_onnx.convert import supported_ops
 from graph_kernel.from_onnx.loader import load
 
-__all__ = ["load"]
+__all__ = ["load", "supported_ops"]

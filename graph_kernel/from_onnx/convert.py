@@ -18,6 +18,7 @@ from graph_kernel.from_onnx import (  # noqa: F401  (importing a family register
     matmul,
     normalization,
     quantize,
+    recurrent,
     reductions,
     resize,
     scatter,
@@ -98,6 +99,11 @@ class Problems:
         raise UnsupportedOp("\n".join(lines))
 
 
+def supported_ops(domain: str = "") -> list[str]:
+    """Op types that have a converter of their own; ONNX's function bodies come on top."""
+    return sorted(op_type for where, op_type in CONVERTERS if where == domain)
+
+
 def op_name(node: onnx.NodeProto) -> str:
     """The op type with its domain where that is not ONNX's own."""
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
@@ -117,13 +123,16 @@ def convert_nodes(frame: Frame, nodes: Iterable[onnx.NodeProto]) -> None:
         if any(name and frame.has_failed(name) for name in _reads(node)):
             frame.failed.update(node.output)
             continue
+        already = len(frame.problems.found)
         try:
             convert_node(frame, node)
         except UnsupportedOp as error:
+            frame.failed.update(node.output)
+            if len(frame.problems.found) > already:
+                continue  # what is missing is inside the node's sub-graph, and listed
             prefix = f"{describe(node)}: "
             why = str(error).removeprefix(prefix)
             frame.problems.found.append((op_name(node), place(node), why))
-            frame.failed.update(node.output)
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:

@@ -35,10 +35,10 @@ def _range(c: Call) -> Result:
     tensors = [c.tensor(i) for i in range(3)]
     dtype = tensors[0].dtype
     if dtype.kind not in "iu" and all(t.array is not None for t in tensors):
-        start, limit, delta = (float(t.array.reshape(-1)[0]) for t in tensors if t.array is not None)
-        if not np.isfinite([start, limit, delta]).all() or delta == 0 or (limit - start) / delta > MAX_ENTRIES:
-            raise CompileError(f"{c.where()}: cannot list the numbers from {start} to {limit} by {delta}")
-        return Tensor.const(np.arange(start, limit, delta).astype(dtype))
+        first, end, by = (float(t.array.reshape(-1)[0]) for t in tensors if t.array is not None)
+        if not np.isfinite([first, end, by]).all() or by == 0 or (end - first) / by > MAX_ENTRIES:
+            raise CompileError(f"{c.where()}: cannot list the numbers from {first} to {end} by {by}")
+        return Tensor.const(np.arange(first, end, by).astype(dtype))
     if any(t.known is None for t in tensors) or dtype.kind not in "iu":
         raise c.unsupported("the length of the range depends on data")
     (start,), (limit,), (delta,) = (c.dims(i) for i in range(3))

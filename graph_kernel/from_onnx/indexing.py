@@ -43,12 +43,12 @@ def _as_range(b: Builder, form: Affine | None, idx_shape: tuple[Dim, ...], size:
         stride, count = step, idx_shape[form.moving[0]]
     if isinstance(start, int) and start < 0 and not form.moving:
         start = start + size
-        b.require(symbolic.ge(start, 0), "the index has to be inside the axis")
+        b.require(symbolic.ge(start, 0), f"index {form.offset} has to be inside an axis of size {size}")
     elif not at_least(b.scope, start, 0):
         return None
     # a run of no elements may start anywhere, so its limit is not beyond its start
     limit = start + count if stride == 1 else start + symbolic.smax(0, (count - 1) * stride + 1)
-    b.require(symbolic.le(limit, size), "the indices have to be inside the axis")
+    b.require(symbolic.le(limit, size), f"indices {start} to {limit - 1} have to be inside an axis of size {size}")
     return start, limit, stride
 
 
@@ -89,7 +89,7 @@ def _gather_grid(b: Builder, x: Value, idx_shape: tuple[Dim, ...], axis: int, fo
         return None
     rows = b.reshape(x, (*x.shape[:axis], count, width, *x.shape[axis + 1 :]))
     # the last row's indices are inside only if no row is longer than the width
-    b.require(symbolic.le(length, width), "the indices have to be inside the rows")
+    b.require(symbolic.le(length, width), f"indices up to {length - 1} have to be inside rows of {width}")
     return b.slice_axis(rows, axis + 1, 0, length)
 
 

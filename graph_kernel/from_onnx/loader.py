@@ -83,7 +83,7 @@ def _outputs(frame: Frame, names: list[str]) -> list[Value]:
     if not names:
         raise CompileError("the model has no outputs (is the file truncated?)")
     builder, outputs = frame.builder, []
-    taken = {id(v) for v in builder.graph.inputs}
+    taken = set(builder.graph.inputs)
     for name in names:
         builder.origin = Origin("Output", name)
         tensor = frame.find(name)
@@ -92,9 +92,9 @@ def _outputs(frame: Frame, names: list[str]) -> list[Value]:
         if tensor.items is not None:
             raise UnsupportedOp(f"output {name!r} is a sequence, only tensors work")
         value = builder.value(tensor)
-        if id(value) in taken:  # an input, or a value that is another output already
+        if value in taken:  # an input, or a value that is another output already
             value = builder.op("reshape", value, shape=value.shape)
-        taken.add(id(value))
+        taken.add(value)
         value.name = name
         outputs.append(value)
     return outputs

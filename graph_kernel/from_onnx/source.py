@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from graph_kernel.from_onnx.registry import np_dtype
 from vm.errors import CompileError
 
 OLDEST_OPSET = 13
+_PACKED = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")  # several elements in a byte
 
 
 class Weights:
@@ -46,6 +48,8 @@ class Weights:
         length = size - offset if length < 0 else length
         if offset < 0 or offset + length > size:
             raise CompileError(f"{what} needs bytes {offset} to {offset + length} of {path.name}, which has {size}")
+        if dtype.itemsize * math.prod(proto.dims) == length and dtype.name not in _PACKED:
+            return np.fromfile(path, dtype, math.prod(proto.dims), offset=offset).reshape(tuple(proto.dims))
         with path.open("rb") as file:
             file.seek(offset)
             data = file.read(length)

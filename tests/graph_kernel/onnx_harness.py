@@ -19,7 +19,7 @@ MODELS = Path(__file__).parents[1] / "data" / "models"
 
 def parse(graph: str, opset: int = 21, functions: str = "") -> onnx.ModelProto:
     """A model from ONNX's text form."""
-    domains = f'"" : {opset}, "local" : 1'
+    domains = f'"" : {opset}, "local" : 1, "com.microsoft" : 1'
     return onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{domains}]>\n{graph}\n{functions}")
 
 

@@ -22,7 +22,6 @@ REFUSED = {
     r"bernoulli|training_dropout": "random numbers",
     r"nonzero|unique|nonmaxsuppression": "sizes that depend on data",
     r"range_.*_expanded": "sizes that depend on data",
-    r"^test_(simple_)?(rnn|gru|lstm)": "recurrent cells",
     r"gridsample|deform_conv|roialign|col2im|maxunpool|with_argmax": "gathers in two dimensions",
     r"image_decoder|melweight|^test_d?stft|^test_dft|det_": "signals and images",
     r"bitcast": "bits of one type as another",

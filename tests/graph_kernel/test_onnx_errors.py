@@ -74,6 +74,16 @@ def test_all_unsupported_operators_at_once():
     assert "Relu" not in text and "Add" not in text
 
 
+def test_unsupported_operators_in_branches():
+    model = parse("""f (float[n, n] x, bool p) => (float y) {
+        y = If(p) <then_branch = t () => (float u) { u = Det(x) },
+                   else_branch = e () => (float v) { w = Det(x) v = Neg(w) }> }""")
+    with pytest.raises(UnsupportedOp) as caught:
+        load(model)
+    assert "Det (1): 'w'" in str(caught.value) or "Det (2)" in str(caught.value)
+    assert "If" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

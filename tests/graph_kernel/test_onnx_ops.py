@@ -545,6 +545,44 @@ def test_resize_by_scaled_floats():
     assert set(ops_of(graph)) == {"reshape", "broadcast"}
 
 
+# ---- recurrent cells
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize(
+    ("kind", "gates", "extra"), [("RNN", 1, ""), ("GRU", 3, ""), ("GRU", 3, ", linear_before_reset=1"), ("LSTM", 4, "")]
+)
+def test_recurrent(kind, gates, extra, direction):
+    d = 2 if direction == "bidirectional" else 1
+    cell, use, out = (f", float[{d}, b, 3] c", ", c", f", float[{d}, b, 3] yc") if kind == "LSTM" else ("", "", "")
+    model = parse(f"""f (float[t, b, 2] x, float[{d}, {3 * gates}, 2] w, float[{d}, {3 * gates}, 3] r, float[{d}, {6 * gates}] s,
+        int32[b] n, float[{d}, b, 3] h{cell}) => (float[t, {d}, b, 3] y, float[{d}, b, 3] yh{out}) {{
+        y, yh{", yc" if out else ""} = {kind}<hidden_size=3, direction="{direction}"{extra}>(x, w, r, s, n, h{use}) }}""")
+    same_as_ort(model, [{"t": 5, "b": 2}, {"t": 3, "b": 4}, {"t": 7, "b": 1}], low=1, high=4)
+
+
+# ---- operators of ONNX Runtime
+
+
+FUSED = {
+    "gelu": "(float[a, b] x) => (float[a, b] y) { y = com.microsoft.Gelu(x) }",
+    "quick gelu": "(float[a, b] x) => (float[a, b] y) { y = com.microsoft.QuickGelu(x) }",
+    "bias gelu": "(float[a, b] x, float[b] c) => (float[a, b] y) { y = com.microsoft.BiasGelu(x, c) }",
+    "fast gelu": "(float[a, b] x, float[b] c) => (float[a, b] y) { y = com.microsoft.FastGelu(x, c) }",
+    "matmul": "(float[a, b] x, float[a, 3] w) => (float[b, 3] y) { y = com.microsoft.FusedMatMul<transA=1, alpha=0.5>(x, w) }",
+    "skip norm": "(float[a, 2, b] x, float[a, 2, b] s, float[b] g, float[b] h, float[b] c) => (float[a, 2, b] y) "
+    "{ y = com.microsoft.SkipLayerNormalization<epsilon=0.01>(x, s, g, h, c) }",
+    "skip rms": "(float[a, 2, b] x, float[a, 2, b] s, float[b] g) => (float[a, 2, b] y, float[a, 2, b] t) "
+    "{ y, m, i, t = com.microsoft.SkipSimplifiedLayerNormalization<epsilon=0.01>(x, s, g) }",
+}
+
+
+@pytest.mark.parametrize("name", list(FUSED))
+def test_fused(name):
+    text = FUSED[name].replace("y, m, i, t =", "y, , , t =")
+    same_as_ort(parse("f " + text), SIZES)
+
+
 # ---- broadcasting at random
 
 
