@@ -21,6 +21,7 @@ from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.passes.axis_maps import Classes, Map, respell, ties
 from graph_kernel.passes.base import Pass
 from graph_kernel.passes.liveness import remove_dead
+from graph_kernel.passes.match import same_dim
 from graph_kernel.passes.regions import Region
 from graph_kernel.passes.reshape_groups import axis_groups, nontrivial
 
@@ -93,7 +94,7 @@ def _grow(region: Region, seed: Value, axis: int, parts: tuple[Dim, ...], limit:
             if node in region.touched:
                 return None
             for other, other_axis in _follow(region, plan, node, value, axis):
-                if _clonable(region, other, other_axis):
+                if other.producer is not node and _clonable(region, other, other_axis):
                     plan.clones.setdefault(other, set()).add(other_axis)
                     continue
                 axes = plan.members.setdefault(other, set())
@@ -136,6 +137,8 @@ def _clonable(region: Region, value: Value, axis: int) -> bool:
         (x,) = node.inputs
         if x.shape[i] == 1 and node.output.shape[axis] != 1:
             return True
+        if not same_dim(region.graph.scope, x.shape[i], node.output.shape[axis]):
+            return False
         axis, node = i, x.producer
     return node is not None and (node.op == "constant" or node.op == "iota" and node.attrs["axis"] != axis)
 
@@ -301,9 +304,8 @@ def _clone(region: Region, value: Value, axes: set[int], parts: tuple[Dim, ...],
     if node.op == "iota":
         return region.insert("iota", (), respell(node, (out_map,), shape), node, before)
     (x,) = node.inputs
-    inner = {
-        i for i, k in enumerate(node.attrs["dims"]) if k in axes and (x.shape[i] == node.output.shape[k] or not parts)
-    }
+    scope, target = region.graph.scope, node.output.shape
+    inner = {i for i, k in enumerate(node.attrs["dims"]) if k in axes and same_dim(scope, x.shape[i], target[k])}
     source = _clone(region, x, inner, parts, before)
     attrs = respell(node, (_new_map(x.rank, inner, len(parts)), out_map), shape)
     return region.insert("broadcast", (source,), attrs, node, before)

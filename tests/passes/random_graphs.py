@@ -10,9 +10,9 @@ import numpy as np
 
 from graph_kernel.evaluate import evaluate
 from graph_kernel.ir import Graph, Value
-from symbolic import Dim, Scope
+from symbolic import Dim, Scope, eq
 
-SIZES = ({"a": 0, "b": 2}, {"a": 1, "b": 1}, {"a": 3, "b": 1}, {"a": 2, "b": 5})
+SIZES = tuple({"a": a, "b": b, "c": 2 * b} for a, b in ((0, 2), (1, 1), (3, 1), (2, 5)))
 FLOAT, INT, BOOL = np.dtype(np.float32), np.dtype(np.int32), np.dtype(bool)
 
 
@@ -22,10 +22,11 @@ class Maker:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         scope = Scope("random")
-        self.a, self.b = scope.declare("a", 0), scope.declare("b", 1)
+        self.a, self.b, self.c = scope.declare("a", 0), scope.declare("b", 1), scope.declare("c", 1)
+        scope.assume(eq(self.c, 2 * self.b))  # so that equal sizes come in unequal forms
         self.graph = Graph(scope)
         self.values: list[Value] = []
-        pool: list[Dim] = [self.a, self.b, 1, 2, 4, 6]
+        pool: list[Dim] = [self.a, self.b, self.c, 2 * self.b, 1, 2, 4, 6]
         for k in range(int(self.rng.integers(1, 4))):
             shape = [pool[int(self.rng.integers(len(pool)))] for _ in range(int(self.rng.integers(1, 5)))]
             self.values.append(self.graph.add_input(shape, FLOAT if self.rng.random() < 0.7 else INT, f"x{k}"))
@@ -149,6 +150,9 @@ class Maker:
             shape[i : i + 2] = [shape[i] * shape[i + 1]]
         elif kind == 1:
             for i, d in enumerate(shape):
+                if d == self.c or d == 2 * self.b:
+                    shape[i : i + 1] = [2, self.b] if self.rng.random() < 0.7 else [self.c]
+                    break
                 if isinstance(d, int) and d in (4, 6):
                     shape[i : i + 1] = [2, d // 2]
                     break

@@ -61,7 +61,8 @@ def transformed(case: Case) -> Graph:
 def sizes(graph: Graph) -> list[dict[str, int]]:
     """Sizes to run at: every symbol alike, and all different, where the scope allows."""
     names = [name for name, info in graph.scope.symbols.items() if not info.data_dependent]
-    found = [dict.fromkeys(names, n) for n in SIZES] + [{name: 2 + i for i, name in enumerate(names)}]
+    found = [dict.fromkeys(names, n) for n in SIZES]
+    found += [{name: 2 + i for i, name in enumerate(names)}, {name: 2**i for i, name in enumerate(names)}]
     data = dict.fromkeys(graph.scope.symbols, 1)  # bound when the node has run; here only for the ranges
     return [dims for dims in found if graph.scope.holds(data | dims)] if names else [{}]
 
