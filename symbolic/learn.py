@@ -158,12 +158,12 @@ class Knowledge(Store):
                     return
         if self._split_numerator(p, text):
             return
-        mono, c = p.ordered()[0]
+        mono, c = max(p.terms.items(), key=lambda t: _rule_order(t[0]))
         if abs(c) != 1:
             self.add_inequality(p, text)
             self.add_inequality(-p, text)
             return
-        # A rule that replaces the leading monomial: what comes instead is smaller in a well-order, so rewriting ends.
+        # A rule that replaces the largest monomial of a monomial order: what comes instead is smaller, so rewriting ends.
         lead = make({mono: 1})
         value = lead - c * p
         lo, hi = self.bounds(lead)
@@ -357,6 +357,16 @@ def _single_symbol(p: Expr) -> tuple[str, int] | None:
         return None
     ((mono, c),) = ((m, c) for m, c in p.terms.items() if m)
     return (mono[0].args[0], c) if len(mono) == 1 and mono[0].op == SYMBOL else None
+
+
+def _rule_order(mono: Mono) -> tuple[list[tuple[int, str]], int, list[str]]:
+    """A monomial order: function applications first, the deeper the larger, then symbols by degree and name.
+
+    So rules replace what is nested by what is plain, and rewriting with them ends.
+    """
+    functions = sorted(((a.depth, a.key) for a in mono if a.op != SYMBOL), reverse=True)
+    symbols = sorted((a.key for a in mono if a.op == SYMBOL), reverse=True)
+    return functions, len(symbols), symbols
 
 
 def _atoms_of(dim: Expr) -> set[Atom]:

@@ -34,6 +34,7 @@ from symbolic.linear import certificate, verify
 from symbolic.relations import Relation, divides, eq, ge, le, lt, ne
 
 FUEL = 60  # cases plus calls of the linear solver per question
+MAX_STEPS = 4_000  # normalisations, rewrites and intervals per question
 MAX_FACTS = 48
 MAX_RESIDUES = 24
 MAX_DEPTH = 4
@@ -68,6 +69,7 @@ class Prover:
     def __init__(self, store: Knowledge) -> None:
         self.store = store
         self.fuel = 0
+        self.last_step = 0
 
     # --- entry points -----------------------------------------------------------------------------------------------------
 
@@ -82,11 +84,16 @@ class Prover:
         why = self.quick(rel)
         if why is None:
             self.fuel = fuel
+            self.last_step = self.store.steps + MAX_STEPS * fuel // FUEL
             goals = tuple(goal_of(r) for r in rel.args) if rel.op == relations.EITHER else (goal_of(rel),)
             why = self._prove(goals, 0)
             if why is None and rel.op == relations.EITHER:
                 why = self._by_exclusion(rel)
         return why
+
+    def _exhausted(self) -> bool:
+        """Whether the question has had its share of work."""
+        return self.fuel <= 0 or self.store.steps > self.last_step
 
     def _by_exclusion(self, rel: Relation) -> str | None:
         """Of alternatives, one holds wherever all others fail."""
@@ -189,7 +196,7 @@ class Prover:
         return None
 
     def _linear(self, goal: Dim) -> str | None:
-        if self.fuel <= 0:
+        if self._exhausted():
             return None
         if isinstance(goal, int):
             return "a number" if goal >= 0 else None
@@ -323,13 +330,13 @@ class Prover:
             why = self._direct(goal)
             if why is not None:
                 return why
-        if depth >= MAX_DEPTH or self.fuel <= 0:
+        if depth >= MAX_DEPTH or self._exhausted():
             return None
         for cases in self._splits(goals):
             spent = self.fuel
             if self._all_cases(goals, cases, depth):
                 return "by cases: " + "; ".join(self._shown(c) for c in cases)
-            if spent - self.fuel > FUEL // 2 or self.fuel <= 0:
+            if spent - self.fuel > FUEL // 2 or self._exhausted():
                 return None
         return None
 
@@ -342,6 +349,8 @@ class Prover:
     def _all_cases(self, goals: tuple[Goal, ...], cases: list[Relation], depth: int) -> bool:
         for case in cases:
             self.fuel -= 1
+            if self._exhausted():
+                return False
             try:
                 with self.store.assuming(case):
                     if self._prove(goals, depth + 1) is None:

@@ -175,6 +175,7 @@ class Store:
 
     def _rewrite(self, atom: Atom) -> Dim | None:
         """A simpler value of ``atom`` (its arguments are already in normal form), or None."""
+        self.steps += atom.op != SYMBOL
         if self.products and atom.op != SYMBOL:
             args = [self._reduce_products(a) for a in atom.args]
             if args != list(atom.args):
@@ -353,6 +354,7 @@ class Store:
 
     def _nonneg_by_fact(self, dim: Expr) -> bool:
         """``dim`` is one known inequality plus something that ranges make non-negative."""
+        self.steps += 1
         for index in self.relevant(dim.symbols, 8):
             rest = dim - self.fact(index)
             lo = self.bounds(rest)[0]
