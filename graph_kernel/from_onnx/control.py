@@ -11,7 +11,7 @@ from graph_kernel.from_onnx.builder import Builder
 from graph_kernel.from_onnx.registry import Call, Result, converter
 from graph_kernel.from_onnx.tensor import Tensor
 from graph_kernel.ir import Graph, Value
-from vm.errors import CompileError
+from vm.errors import CompileError, UnsupportedOp
 
 
 def _body(c: Call, graph: onnx.GraphProto, builder: Builder, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -59,8 +59,14 @@ def _if(c: Call) -> Result:
     if known is not None and isinstance(known.reshape(-1)[0], int):
         return _body(c, branches[1 if known.reshape(-1)[0] else 0], b, [])
     builders = [_inner(c, name) for name in ("else", "then")]
+    missing: list[UnsupportedOp] = []
     for builder, graph in zip(builders, branches, strict=True):
-        builder.graph.outputs = [builder.value(t) for t in _body(c, graph, builder, [])]
+        try:
+            builder.graph.outputs = [builder.value(t) for t in _body(c, graph, builder, [])]
+        except UnsupportedOp as error:  # the other branch may have more to report
+            missing.append(error)
+    if missing:
+        raise missing[0]
     for i, (x, y) in enumerate(zip(builders[0].graph.outputs, builders[1].graph.outputs, strict=True)):
         if not _same_type(b, x, y):
             raise c.unsupported(f"output {i} is {y!r} in one branch and {x!r} in the other")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -49,7 +50,8 @@ def _load(
     model: str | Path | onnx.ModelProto, specs: Mapping[str, DimSpec | int], constraints: Iterable[str | Relation]
 ) -> Graph:
     proto, weights = read_model(model)
-    graph = Graph(Scope(proto.graph.name), name=proto.graph.name or "main")
+    names = [v.name for v in (*proto.graph.input, *proto.graph.output)]
+    graph = Graph(Scope(proto.graph.name), name=proto.graph.name or "main", _ids=itertools.count(_first_number(names)))
     frame = Frame(Builder(graph), opsets_of(proto), weights)
     add_initializers(frame, proto.graph)
     infos = [i for i in proto.graph.input if i.name not in frame.names]
@@ -63,6 +65,11 @@ def _load(
     graph.outputs = _outputs(frame, [o.name for o in proto.graph.output])
     remove_dead(graph)
     return graph
+
+
+def _first_number(names: list[str]) -> int:
+    """Unnamed values are numbered; exporters number theirs too, so ours start behind those of the inputs and outputs."""
+    return max((int(name) + 1 for name in names if name.isascii() and name.isdecimal()), default=0)
 
 
 def _add_input(frame: Frame, dims: InputDims, info: onnx.ValueInfoProto) -> None:

@@ -12,6 +12,7 @@ import symbolic
 from graph_kernel.evaluate import evaluate
 from graph_kernel.from_onnx import load
 from graph_kernel.ir import Graph
+from graph_kernel.verifier import verify
 from vm.errors import ShapeError
 
 MODELS = Path(__file__).parents[1] / "data" / "models"
@@ -101,6 +102,7 @@ def random_feeds(model: onnx.ModelProto, sizes: dict[str, int], seed: int = 0, l
 def same_as_ort(model: onnx.ModelProto, sizes: list[dict[str, int]], **ranges: int) -> Graph:
     """Loads once, runs at every size, compares with ONNX Runtime; the graph."""
     graph, peer = load(model), ort(model)
+    verify(graph)
     for seed, size in enumerate(sizes):
         feeds = random_feeds(model, size, seed, **ranges)
         for actual, expected in zip(run(graph, feeds), peer(feeds), strict=True):

@@ -10,6 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from graph_kernel.from_onnx import load
+from graph_kernel.verifier import verify
 from tests.graph_kernel.onnx_harness import close, run
 from vm.errors import CompileError, UnsupportedOp
 
@@ -86,6 +87,7 @@ def check(case, change):
         except UnsupportedOp:
             model, feeds = baked(case.model, arrays, case.name)
             graph = load(change(model))
+        verify(graph)
         for actual, expected in zip(run(graph, feeds), outputs, strict=True):
             close(actual, np.asarray(expected), rtol=max(case.rtol, 1e-4), atol=max(case.atol, 1e-5))
     return None

@@ -336,6 +336,18 @@ def test_outputs_keep_their_names():
     assert len({id(v) for v in graph.outputs}) == 4
 
 
+def test_numbers_as_names():
+    """Exporters number their values as the graph does."""
+    model = model_of("f (float[a, b] x) => (float[a, b] y) { s = Softmax(x) y = Neg(s) }")
+    names = {"x": "1", "s": "2", "y": "3"}
+    for info in (*model.graph.input, *model.graph.output):
+        info.name = names[info.name]
+    for node in model.graph.node:
+        node.input[:], node.output[:] = [names[n] for n in node.input], [names[n] for n in node.output]
+    graph = same_as_ort(model, sizes(a=(1, 3), b=(2,)))
+    assert [v.name for v in (*graph.inputs, *graph.outputs)] == ["1", "3"]
+
+
 def test_many_layers_load_in_linear_time():
     layer = " ".join(f"s{i} = Shape(h{i})  r{i} = Reshape(h{i}, s{i})  h{i + 1} = Add(r{i}, x)" for i in range(400))
     model = model_of(f"f (float[b, s, 8] x) => (float[b, s, 8] h400) {{ h0 = Neg(x) {layer} }}")
