@@ -221,7 +221,9 @@ def fetch(memory: Array, plan: Plan, dims: list[Dim], overrun: int, lane_view: b
     shape = [dims[d].size for d in rest] + [dims[d].size for d in chosen]
     if not rest:
         if lane_view and run % LANES == 0 and plan.base.alignment % LANES == 0:
-            out = lax.dynamic_slice(memory.reshape(-1, LANES), (plan.base.value(LANES), jnp.int64(0)), (run // LANES, LANES))
+            out = lax.dynamic_slice(
+                memory.reshape(-1, LANES), (plan.base.value(LANES), jnp.int64(0)), (run // LANES, LANES)
+            )
         elif run == flat.shape[0]:
             out = flat
         else:
@@ -271,7 +273,9 @@ def put(memory: Array, value: Array, plan: Plan, dims: list[Dim]) -> Array:
 
     def arranged(x: Array) -> Array:
         kept = x.reshape([dims[d].size for d in sorted(perm)])
-        return (jnp.transpose(kept, [sorted(perm).index(d) for d in perm]) if perm != sorted(perm) else kept).reshape(n, run)
+        return (jnp.transpose(kept, [sorted(perm).index(d) for d in perm]) if perm != sorted(perm) else kept).reshape(
+            n, run
+        )
 
     pieces = arranged(value)
     valid = valid_elements(dims)

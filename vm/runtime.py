@@ -11,21 +11,23 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from vm import counters, host
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
-from vm.decode import decode, stored_buffers
+from vm.decode import Kernel, decode, stored_buffers
 from vm.dtypes import dtype_of, item_size
 from vm.errors import DvmError, OutOfMemory, ProgramError, ShapeError
+from vm.geometry import Scalars
 from vm.memory import Key, Lease, OutputSet, Pool, Region, Staging, capacity_class, device_arena
 from vm.program import (
     INPUT,
     LANES,
-    PINNED,
     OUTPUT_BANKS,
+    PINNED,
     TEMP_BANKS,
     CondStep,
     ForStep,
@@ -47,6 +49,8 @@ class Segment:
     pinned: list[int]  # buffers passed as arguments, in order
     read: list[Key]  # arenas that it only loads from
     written: list[Key]  # arenas that it stores into: donated
+    kernel: Kernel
+    table: Scalars
     signature: tuple[Any, ...]
 
 
@@ -65,6 +69,8 @@ class Executable:
         self.staging: dict[Key, Staging] = {}
         self.temps: dict[Key, Any] = {}
         self.pool = Pool(self._new_outputs)
+        self.kernels: dict[int, tuple[Kernel, Scalars]] = {}
+        self._scalars: WeakKeyDictionary[BoundProgram, dict[int, np.ndarray]] = WeakKeyDictionary()
         self.plan = self._segments(self.binder.steps)
         self.constants: dict[int, Any] = {}
         self._host_seen: dict[int, tuple[Any, Any]] = {}
@@ -129,7 +135,7 @@ class Executable:
             try:
                 self._grow(bound.arena_rows)
             except MemoryError as error:
-                self.capacity = {k: 0 for k in self.capacity}
+                self.capacity = dict.fromkeys(self.capacity, 0)
                 raise OutOfMemory(f"this launch ({_dims(bound)}) needs {total:,} bytes of memory: {error}") from error
 
     # --- segments and their code -------------------------------------------------------------------------------------------------
@@ -166,10 +172,13 @@ class Executable:
                 places.append(pinned[source])
             else:
                 touched.append((buffer.space, item_size(buffer.dtype)))
-        kernel = decode(self.program.templates[step.template])
+        if step.template not in self.kernels:
+            decoded = decode(self.program.templates[step.template])
+            self.kernels[step.template] = (decoded, Scalars(decoded))
+        kernel, table = self.kernels[step.template]
         written = sorted({touched_key(self.program, step, n) for n in stored_buffers(kernel)})
         read = sorted(set(touched) - set(written))
-        return Segment(step, index, first, read, written, (self._sign(step), tuple(places)))
+        return Segment(step, index, first, read, written, kernel, table, (self._sign(step), tuple(places)))
 
     def _source(self, b: int) -> tuple[str, int]:
         buffer = self.program.buffers[b]
@@ -193,19 +202,18 @@ class Executable:
             )
             for b in step.buffers
         ]
-        template = program.templates[step.template]
 
-        def run(words: Any, pinned: list[Any], read: list[Any], written: list[Any]) -> list[Any]:
+        def run(scalars: Any, pinned: list[Any], read: list[Any], written: list[Any]) -> list[Any]:
             arenas = dict(zip(segment.read, read, strict=True)) | dict(zip(segment.written, written, strict=True))
-            arenas = specialised.trace(template, words, refs, pinned, arenas)
+            arenas = specialised.trace(segment.kernel, segment.table, scalars, refs, pinned, arenas)
             return [arenas[k] for k in segment.written]
 
         with jax.enable_x64(True):
             struct = jax.ShapeDtypeStruct
-            words = struct((len(template.words),), np.uint64)
+            scalars = struct((segment.table.size,), np.int64)
             pinned = [struct(self._fixed_shape(b), dtype_of(program.buffers[b].dtype)) for b in segment.pinned]
             read, written = ([self._arena_struct(k) for k in keys] for keys in (segment.read, segment.written))
-            code = jax.jit(run, donate_argnums=(3,)).lower(words, pinned, read, written).compile()
+            code = jax.jit(run, donate_argnums=(3,)).lower(scalars, pinned, read, written).compile()
         counters.add("specialised_compiles")
         self.code[segment.signature] = code
         return code
@@ -266,6 +274,7 @@ class _Launch:
         self.jax, self.owner, self.bound, self.arrays, self.program = jax, owner, bound, arrays, owner.program
         owner._admit(bound)
         self.outputs = owner.pool.take()
+        self.scalars = owner._scalars.setdefault(bound, {})
         self.arenas = {k: s.device for k, s in owner.staging.items()} | owner.temps | self.outputs.arenas
 
     def run(self) -> list[Any]:
@@ -324,10 +333,12 @@ class _Launch:
     def segment(self, segment: Segment) -> None:
         owner = self.owner
         code = owner._compile(segment)
-        words = self.bound.kernel_words(segment.index)
+        scalars = self.scalars.get(segment.index)
+        if scalars is None:
+            scalars = self.scalars[segment.index] = segment.table.fill(self.bound.kernel_words(segment.index))
         pinned = [self.pinned(b) for b in segment.pinned]
         arenas = self.arenas
-        results = code(words, pinned, [arenas[k] for k in segment.read], [arenas[k] for k in segment.written])
+        results = code(scalars, pinned, [arenas[k] for k in segment.read], [arenas[k] for k in segment.written])
         for key, arena in zip(segment.written, results, strict=True):
             arenas[key] = arena
 
@@ -373,7 +384,9 @@ class _Launch:
         results = host.call(step.function, inputs, self.bound.host_attrs[index])
         for b, value in zip(step.outputs, results, strict=True):
             if tuple(np.shape(value)) != self.bound.shape(b):
-                raise ProgramError(f"host function {step.function!r} gave shape {np.shape(value)}, expected {self.bound.shape(b)}")
+                raise ProgramError(
+                    f"host function {step.function!r} gave shape {np.shape(value)}, expected {self.bound.shape(b)}"
+                )
             self.write(b, value)
 
     # --- results ------------------------------------------------------------------------------------------------------------------
@@ -381,7 +394,7 @@ class _Launch:
         lease = Lease(self.outputs, self.owner.pool.give)
         out: list[Any] = [None] * len(self.program.outputs)
         regions: dict[Key, Region] = {}
-        for b, buffer in enumerate(self.program.buffers):
+        for buffer in self.program.buffers:
             if buffer.output is None:
                 continue
             assert buffer.offset is not None

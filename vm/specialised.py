@@ -11,7 +11,6 @@ masked out of every reduction.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,28 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from vm import access, isa, semantics
+from vm import access, geometry, isa, semantics
 from vm.access import SLACK_ROWS
-from vm.decode import Address, Hole, Kernel, Loop, Op, Operand, Tile, decode
+from vm.decode import Address, Kernel, Loop, Op, Operand, Tile
 from vm.errors import ProgramError
-from vm.program import LANES, PINNED, SPACE_NAMES, WRITABLE, Template
+from vm.geometry import Blocks, Scalars
+from vm.program import LANES, PINNED, SPACE_NAMES, WRITABLE
 
 Array = Any
-Arenas = dict[tuple[int, int], Array]  # (space, item size) -> flat items, or [rows, 128] inside a kernel that stores whole lane rows
+Arenas = dict[
+    tuple[int, int], Array
+]  # (space, item size) -> flat items, or [rows, 128] inside a kernel that stores whole lane rows
 
 ARENA_DTYPES = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.float32), 8: np.dtype(np.int64)}
-
-# How many elements of the widest tile a block should hold: small enough for the caches in vector code, and rows enough to keep a matrix
-# product busy. Measured on two cores; see docs/executor.md.
-VECTOR_VOLUME = 1 << 17
-CUBE_VOLUME = 1 << 22
-CUBE_ROWS = 256
-LOOPED_CUBE_ROWS = 64
-REDUCE_BLOCKS = (128, 16)
-FULL_VOLUME = 1 << 21
-MASKED_ROWS = 16  # a ladder whose smallest block above 1 has at most so many steps runs fewer as one masked block
-CUBE_LADDER = 4
-VECTOR_LADDER = 8
 
 
 @dataclass
@@ -65,26 +55,16 @@ class BufferRef:
 class Tracer:
     """Traces one decoded kernel for one step."""
 
-    def __init__(self, kernel: Kernel, words: Array, buffers: list[BufferRef], pinned: list[Array]):
-        self.kernel, self.words, self.buffers, self.pinned = kernel, words, buffers, pinned
+    def __init__(self, kernel: Kernel, table: Scalars, scalars: Array, buffers: list[BufferRef], pinned: list[Array]):
+        self.kernel, self.table, self.scalars, self.buffers, self.pinned = kernel, table, scalars, buffers, pinned
         self.ns = semantics.JaxNamespace()
         self.axes: dict[int, Axis] = {}
         self.local: dict[tuple[isa.Space, int], tuple[Array, Tile]] = {}
-        self.rungs = _plan(kernel)
 
     # --- operands ---------------------------------------------------------------------------------------------------------------
     def scalar(self, operand: Operand) -> Any:
-        """A field as a Python int, or as a traced int64 read from the bound words."""
-        if isinstance(operand, int):
-            return operand
-        assert isinstance(operand, Hole)
-        word = self.words[operand.word]
-        value = (word >> np.uint64(operand.lo)) & np.uint64((1 << operand.width) - 1)
-        value = value.astype(jnp.int64)
-        if operand.signed and operand.width < 64:
-            shift = np.int64(64 - operand.width)
-            value = (value << shift) >> shift
-        return value
+        """A field as a Python int, or as a traced int64 of what the bound words hold."""
+        return operand if isinstance(operand, int) else self.scalars[self.table.slots[operand]]
 
     def sizes(self, tile: Tile) -> list[int]:
         return [size if axis == isa.NO_AXIS else self.axes[axis].size for size, axis in tile.dims]
@@ -159,8 +139,7 @@ class Tracer:
         ref = self.buffers[address.buffer]
         base = access.Offset()
         if ref.space != PINNED:
-            row = (self.words[address.word] & np.uint64((1 << isa.ADDR_ROW[1]) - 1)).astype(jnp.int64)
-            base.add(row, LANES)
+            base.add(self.scalar(address), LANES)
         base.add(self.scalar(op.fields["offset"]))
         return base, ref
 
@@ -381,59 +360,24 @@ class Tracer:
                 self.execute(item, arenas)
 
     def loop(self, loop: Loop, arenas: Arenas) -> None:
-        extent = self.scalar(loop.extent)
-        rungs = self.rungs[loop.axis]
-        if isinstance(extent, int) and (extent <= rungs[0]):
-            if extent:
-                self.axes[loop.axis] = Axis(0, extent)
+        """Traces a loop: in one block if its extent is fixed and small, else as a JAX loop for every kind of block."""
+        if self.table.whole(loop):
+            if loop.extent:
+                self.axes[loop.axis] = Axis(0, loop.extent)  # type: ignore[arg-type]
                 self.block(loop.body, arenas)
                 del self.axes[loop.axis]
             return
-        if loop.kind == isa.LoopKind.PARALLEL:
-            self._parallel(loop, extent, rungs, arenas)
-        else:
-            self._reduce(loop, extent, rungs, arenas)
+        n = jnp.asarray(self.scalar(loop.extent), jnp.int64)
+        slot = self.table.loops[loop.op.at]
+        for k, block in enumerate(geometry.shapes(loop.kind, self.table.rungs[loop.axis])):
+            count, first = self.scalars[slot + 2 * k], self.scalars[slot + 2 * k + 1]
+            self._iterate(loop, count, first, block, n, arenas)
 
-    def _parallel(self, loop: Loop, n: Any, rungs: tuple[int, ...], arenas: Arenas) -> None:
-        n = jnp.asarray(n, jnp.int64)
-        start: Any = jnp.int64(0)
-        if len(rungs) > 1 and rungs[-2] <= MASKED_ROWS:  # fewer than the smallest block but more than one: one block, masked
-            few = (n > 1) & (n < rungs[-2])
-            self._iterate(loop, few.astype(jnp.int64), rungs[-2], lambda t: t * 0, n, arenas)
-            start = jnp.where(few, n, start)
-        for i, rung in enumerate(rungs):
-            rest = n - start
-            count = rest // rung
-            if i and rung > 1:  # one shifted block instead of many small ones when more than half of it is new
-                count = jnp.where((rest - count * rung) * 2 > rung, jnp.where(n >= rung, count + 1, count), count)
-            first = start
-
-            def base(t: Array, first: Any = first, rung: int = rung) -> Array:
-                return jnp.minimum(first + t * rung, n - rung)
-
-            self._iterate(loop, count, rung, base, None, arenas)
-            start = jnp.minimum(start + count * rung, n)
-
-    def _reduce(self, loop: Loop, n: Any, rungs: tuple[int, ...], arenas: Arenas) -> None:
-        n = jnp.asarray(n, jnp.int64)
-        start: Any = jnp.int64(0)
-        for i, rung in enumerate(rungs):
-            last = i == len(rungs) - 1
-            rest = n - start
-            count = (rest + rung - 1) // rung if last else rest // rung
-            if not last:  # an overrun block is better than more than half of it in smaller ones
-                count = jnp.where((rest - count * rung) * 2 > rung, count + 1, count)
-            first = start
-
-            def base(t: Array, first: Any = first, rung: int = rung) -> Array:
-                return first + t * rung
-
-            self._iterate(loop, count, rung, base, n, arenas)
-            start = jnp.minimum(start + count * rung, n)
-
-    def _iterate(self, loop: Loop, count: Any, rung: int, base: Any, limit: Any, arenas: Arenas) -> None:
+    def _iterate(self, loop: Loop, count: Any, first: Any, block: Blocks, n: Any, arenas: Arenas) -> None:
         used = sorted({self._arena_of(op) for op in _ops(loop.body) if "address" in op.fields} & set(arenas))
-        stored = [key for key in used if key[0] in WRITABLE]  # all that are touched are carried: XLA copies what it must keep beside a loop
+        stored = [
+            key for key in used if key[0] in WRITABLE
+        ]  # all that are touched are carried: XLA copies what it must keep beside a loop
         carried = self._carried(loop.body)
         saved = dict(self.local)
 
@@ -443,8 +387,10 @@ class Tracer:
             self.local = dict(saved)
             for key, value in zip(carried, state[1], strict=True):
                 self.local[key] = (value, saved[key][1])
-            at = base(t.astype(jnp.int64))
-            self.axes[loop.axis] = Axis(at, rung, None if limit is None else limit - at)
+            at = first + t.astype(jnp.int64) * block.size
+            if not block.masked:
+                at = jnp.minimum(at, n - block.size)
+            self.axes[loop.axis] = Axis(at, block.size, n - at if block.masked and block.size > 1 else None)
             self.block(loop.body, inner)
             del self.axes[loop.axis]
             return [inner[k] for k in stored], [self.local[k][0].reshape(saved[k][0].shape) for k in carried]
@@ -470,17 +416,26 @@ class Tracer:
         coefs: dict[int, int] = {}
         for t in op.tail:
             step, stride, start, dim = t["step"], t["stride"], t["start"], t["dim"]
-            if t["div"] != 1 or t["mod"] != 0 or not all(isinstance(k, int) for k in (step, stride, start, dim)) or start:
+            if (
+                t["div"] != 1
+                or t["mod"] != 0
+                or not all(isinstance(k, int) for k in (step, stride, start, dim))
+                or start
+            ):
                 return False
             coefs[dim] = coefs.get(dim, 0) + step * stride  # type: ignore[index,operator]
         run = 1
-        for d in sorted((d for d, (n, a) in enumerate(dims) if a == isa.NO_AXIS and n != 1), key=lambda d: coefs.get(d, 0)):
+        for d in sorted(
+            (d for d, (n, a) in enumerate(dims) if a == isa.NO_AXIS and n != 1), key=lambda d: coefs.get(d, 0)
+        ):
             if coefs.get(d, 0) != run:
                 break
             run *= dims[d][0]
         offset = op.fields["offset"]
         others = [c for c in coefs.values() if c >= run]
-        return run % LANES == 0 and isinstance(offset, int) and offset % LANES == 0 and all(c % LANES == 0 for c in others)
+        return (
+            run % LANES == 0 and isinstance(offset, int) and offset % LANES == 0 and all(c % LANES == 0 for c in others)
+        )
 
     def _arena_of(self, op: Op) -> tuple[int, int]:
         address = op.fields["address"]
@@ -542,72 +497,6 @@ def _ops(body: Iterable[Op | Loop]) -> Iterable[Op]:
             yield item
 
 
-def _loops(body: Iterable[Op | Loop]) -> Iterable[Loop]:
-    for item in body:
-        if isinstance(item, Loop):
-            yield item
-            yield from _loops(item.body)
-
-
-def _plan(kernel: Kernel) -> dict[int, tuple[int, ...]]:
-    """Block sizes for every axis, largest first. A fixed extent up to the first entry runs as one block."""
-    loops = list(_loops(kernel.body))
-    cube = any(op.insn.name == "mmad" for op in _ops(kernel.body))
-    size: dict[int, int] = {}
-    ladder: int | None = None
-    for loop in loops:
-        if isinstance(loop.extent, int):
-            size[loop.axis] = max(loop.extent, 1)
-        elif loop.kind == isa.LoopKind.REDUCE:
-            size[loop.axis] = REDUCE_BLOCKS[0]
-        else:
-            size[loop.axis] = 1
-            ladder = loop.axis
-
-    def volume(axis: int | None) -> int:
-        """Elements of the largest tile; with an axis, of one step along it, over the tiles that move with it."""
-        tiles = [t.dims for t in kernel.tiles.values() if axis is None or any(a == axis for _, a in t.dims)]
-        return max((math.prod(size[a] if a != isa.NO_AXIS else n for n, a in dims if a != axis) for dims in tiles), default=1)
-
-    plan: dict[int, tuple[int, ...]] = {}
-    # Fixed parallel axes that make tiles too large become ladders too, outermost first.
-    for loop in loops:
-        axis = loop.axis
-        limit = CUBE_VOLUME if cube else FULL_VOLUME
-        if (
-            isinstance(loop.extent, int)
-            and volume(None) > limit
-            and loop.kind == isa.LoopKind.PARALLEL
-            and ladder is None
-        ):
-            ladder = axis
-            size[axis] = 1
-    reduces = any(loop.kind == isa.LoopKind.REDUCE and not isinstance(loop.extent, int) for loop in loops)
-    for loop in loops:
-        axis = loop.axis
-        if axis == ladder:
-            inner = max(volume(axis), 1)
-            rows = max(1, (CUBE_VOLUME if cube else VECTOR_VOLUME) // inner)
-            if cube:
-                rows = min(rows, LOOPED_CUBE_ROWS if reduces else CUBE_ROWS)
-            plan[axis] = _ladder(1 << (rows.bit_length() - 1), CUBE_LADDER if cube else VECTOR_LADDER, 16 if cube else 8)
-        elif isinstance(loop.extent, int) and (loop.kind == isa.LoopKind.PARALLEL or size[axis] <= 1 << 16):
-            plan[axis] = (size[axis],)
-        elif loop.kind == isa.LoopKind.REDUCE:
-            plan[axis] = REDUCE_BLOCKS
-        else:
-            plan[axis] = (1,)
-    return plan
-
-
-def _ladder(top: int, factor: int, smallest: int) -> tuple[int, ...]:
-    """Block sizes from ``top`` down by ``factor`` to about ``smallest``, then 1."""
-    out = [top]
-    while out[-1] > smallest:
-        out.append(max(smallest, out[-1] // factor))
-    return tuple(out) if out[-1] == 1 else (*out, 1)
-
-
 def from_arena(x: Array, dtype: np.dtype) -> Array:
     """A tile of an arena's carrier type as ``dtype``, bit for bit."""
     if x.dtype == dtype:
@@ -623,16 +512,16 @@ def to_arena(x: Array) -> Array:
     return x.astype(carrier) if x.dtype == np.bool_ else lax.bitcast_convert_type(x, carrier)
 
 
-def trace(template: Template, words: Array, buffers: list[BufferRef], pinned: list[Array], arenas: Arenas) -> Arenas:
-    """Runs one step symbolically: the arenas after it. ``words`` are the step's bound words, uint64[n]."""
-    kernel = decode(template)
+def trace(
+    kernel: Kernel, table: Scalars, scalars: Array, buffers: list[BufferRef], pinned: list[Array], arenas: Arenas
+) -> Arenas:
+    """Runs one kernel symbolically: the arenas after it. ``scalars`` is what ``table.fill`` makes of the step's bound words."""
     for ref in buffers:
         if ref.space != PINNED and (ref.space, ref.dtype.itemsize) not in arenas:
             raise ProgramError(f"no {SPACE_NAMES[ref.space]} arena for items of {ref.dtype.itemsize} bytes")
     out = dict(arenas)
-    tracer = Tracer(kernel, words, buffers, pinned)
+    tracer = Tracer(kernel, table, scalars, buffers, pinned)
     for key in tracer.lane_arenas():
         out[key] = out[key].reshape(-1, LANES)
     tracer.block(kernel.body, out)
     return {key: arena.reshape(-1) for key, arena in out.items()}
-

@@ -211,7 +211,9 @@ def _buffers(program: Program, known: dict[int, int]) -> None:
     produced: set[int] = set()
     for i, buffer in enumerate(program.buffers):
         what = f"buffer {i}"
-        _expect(_is_int(buffer.space) and 0 <= buffer.space < len(SPACE_NAMES), f"{what}: no space {buffer.space!r} exists")
+        _expect(
+            _is_int(buffer.space) and 0 <= buffer.space < len(SPACE_NAMES), f"{what}: no space {buffer.space!r} exists"
+        )
         size = item_size(buffer.dtype)
         _registers([buffer.elements, *buffer.dims], program.code, what)
         if buffer.space == PINNED:
