@@ -11,7 +11,9 @@ from codegen import local_memory
 from codegen.assemble import Assembled, assemble
 from codegen.lower import Lowering
 from graph_kernel.fusion import fuse as fusion
+from graph_kernel.fusion.axes import Axes
 from graph_kernel.fusion.fuse import Group, Plan
+from graph_kernel.fusion.layout import Layout
 from graph_kernel.ir import Graph, Node, Value
 from symbolic import Dim, Expr, ceildiv, lower, lower_relation, numel, solve
 from vm import intcode
@@ -115,7 +117,7 @@ class ProgramBuilder:
         """Steps of a graph whose inputs are in the buffers ``bound``; its results go to ``targets`` (None: to an output of the
         program)."""
         _own_outputs(graph)
-        plan = fusion.fuse(graph, self.fused)
+        plan = fusion.fuse(graph, self.fused, self.lower_group)
         self.merges += plan.merges
         self.cuts += plan.cuts
         buffers = dict(bound)
@@ -214,16 +216,20 @@ class ProgramBuilder:
             return buffers[value]
         raise AssertionError(f"{value!r} has no buffer")
 
+    def lower_group(
+        self, nodes: list[Node], outputs: list[Value], axes: Axes, layout: Layout, stored: set[Value]
+    ) -> tuple[Assembled, int]:
+        """Code of a group and the bytes of unified buffer it uses. Raises ``Refusal``."""
+        body = Lowering(axes, layout, outputs, stored, self.scope).run()
+        used = local_memory.plan(body, layout.loops, self.chip)
+        return assemble(body, _kernel_name(nodes)), used
+
     def kernel(self, group: Group, plan: Plan, buffers: dict[Value, int]) -> KernelStep:
         """Code of one group as a step."""
         assert group.axes is not None and group.layout is not None
-        stored = {v for v in plan.stored if v not in {o for n in group.axes.computed for o in n.outputs}}
-        lowering = Lowering(group.axes, group.layout, group.outputs, stored, self.scope)
-        body = lowering.run()
-        used = local_memory.plan(body, group.layout.loops, self.chip)
+        code, used = group.code
         ops = [n.op for n in group.axes.computed if n.op not in ("constant", "broadcast", "iota", "dim")]
-        name = _kernel_name(group)
-        code = assemble(body, name)
+        name = _kernel_name(group.nodes)
         number = self.template(code)
         step = KernelStep(
             number, self.regs(code.params), tuple(self.find(v, plan, buffers) for v in code.buffers), f"{name}_{len(self.kernels)}"
@@ -442,9 +448,9 @@ def _own_outputs(graph: Graph) -> None:
         seen.add(root)
 
 
-def _kernel_name(group: Group) -> str:
-    heavy = [n.op for n in group.nodes if n.op == "dot" or n.op.startswith("reduce_")]
-    names = list(dict.fromkeys(heavy or [n.op for n in group.nodes]))
+def _kernel_name(nodes: list[Node]) -> str:
+    heavy = [n.op for n in nodes if n.op == "dot" or n.op.startswith("reduce_")]
+    names = list(dict.fromkeys(heavy or [n.op for n in nodes]))
     return "_".join(names[:4])
 
 

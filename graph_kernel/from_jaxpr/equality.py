@@ -1,8 +1,10 @@
-"""Watches ``==`` on JAX's symbolic dimensions while a function is traced.
+"""Watches comparisons of JAX's symbolic dimensions while a function is traced.
 
 JAX answers "different" when it cannot tell, because Python needs a bool: ``if x.shape[0] == 1`` then takes the else branch
 for good, also at size 1. Here every such answer that the traced function's own code asked for is noted, and becomes a
 requirement of the program: the sizes must indeed differ, which is checked at launch.
+
+An inequality that JAX cannot decide is an error there; here our prover, which knows more about products and divisions, is asked first.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from typing import Any
 
 from jax._src import source_info_util
 from jax._src.export import shape_poly
+from jax.errors import InconclusiveDimensionOperation
 
 from graph_kernel.from_jaxpr.dims import DimTranslator, is_symbolic
-from symbolic import Scope, ne
+from symbolic import Scope, ge, lt, ne
+from vm.errors import CompileError
 
 _lock = threading.Lock()
 _local = threading.local()
 _depth = 0
 _plain_eq = shape_poly._DimExpr.__eq__
+_plain_geq = shape_poly._geq_decision
 
 
 @dataclass(frozen=True)
@@ -37,22 +42,45 @@ class Difference:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[list[Difference]]:
-    """Yields a list that fills with the unproved answers of this thread; JAX's class is patched only meanwhile."""
+def watched(translate: DimTranslator) -> Iterator[list[Difference]]:
+    """Yields a list that fills with the unproved answers of this thread; JAX is patched only meanwhile. ``translate`` gives JAX's dims
+    in the scope whose prover helps out."""
     global _depth
     found: list[Difference] = []
     outer, _local.found = getattr(_local, "found", None), found
+    outer_translate, _local.translate = getattr(_local, "translate", None), translate
     with _lock:
         _depth += 1
         shape_poly._DimExpr.__eq__ = _watching_eq  # type: ignore[method-assign]
+        shape_poly._geq_decision = _proving_geq
     try:
         yield found
     finally:
-        _local.found = outer
+        _local.found, _local.translate = outer, outer_translate
         with _lock:
             _depth -= 1
             if not _depth:
                 shape_poly._DimExpr.__eq__ = _plain_eq  # type: ignore[method-assign]
+                shape_poly._geq_decision = _plain_geq
+
+
+def _proving_geq(a: Any, b: Any, text: Any) -> bool:
+    """Whether ``a >= b`` at every size, or at none; JAX's own complaint if neither is proved."""
+    try:
+        return _plain_geq(a, b, text)
+    except InconclusiveDimensionOperation:
+        translate: DimTranslator | None = getattr(_local, "translate", None)
+        if translate is None:
+            raise
+        try:
+            left, right = translate(a), translate(b)
+        except CompileError:
+            left = None  # a dim of another scope
+        if left is not None and translate.scope.proves(ge(left, right)):
+            return True
+        if left is not None and translate.scope.proves(lt(left, right)):
+            return False
+        raise
 
 
 def _watching_eq(self: Any, other: Any) -> bool:

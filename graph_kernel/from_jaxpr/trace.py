@@ -52,7 +52,7 @@ def trace(
     shapes = plan(all_dims, dims, scope)
     specs = [_respecify(leaf, shapes.jax_dim) for leaf in leaves]
     call_args, call_kwargs = jax.tree.unflatten(in_tree, specs)
-    with translated(shapes), watched() as differences:
+    with translated(shapes), watched(shapes.translate) as differences:
         closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*call_args, **call_kwargs)
     require(differences, scope, shapes.translate)
     graph = convert(closed, scope, shapes.translate, scope.name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,10 @@ EXPENSIVE = frozenset(
 MAX_GROUP = 64  # nodes of one kernel
 
 
+Lower = Callable[[list[Node], list[Value], Axes, Layout, set[Value]], Any]
+"""Code generation of a group (nodes, outputs, axes, layout, values in memory); raises ``Refusal`` where it has none."""
+
+
 @dataclass(eq=False)
 class Group:
     """Nodes of one kernel, the values it stores, and (once final) its axes and loops."""
@@ -36,6 +41,8 @@ class Group:
     outputs: list[Value] = field(default_factory=list)
     axes: Axes | None = None
     layout: Layout | None = None
+    parts: tuple[Group, ...] = ()  # the groups that were merged into this one
+    code: Any = None  # what ``lower`` made of it
 
     def has(self, ops: Iterable[str]) -> bool:
         """Whether a node of the group is one of ``ops``."""
@@ -56,8 +63,8 @@ class Plan:
 class Fuser:
     """Fuses one graph (not its sub-graphs)."""
 
-    def __init__(self, graph: Graph, enabled: bool = True) -> None:
-        self.graph, self.scope, self.enabled = graph, graph.scope, enabled
+    def __init__(self, graph: Graph, enabled: bool = True, lower: Lower | None = None) -> None:
+        self.graph, self.scope, self.enabled, self.lower = graph, graph.scope, enabled, lower
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.users = graph.users()
         self.forced: dict[Value, None] = {}
@@ -158,6 +165,18 @@ class Fuser:
         axes = find_axes(nodes, self.outside(nodes), self.scope)
         return outputs, axes, plan(nodes, axes, outputs, self.scope)
 
+    def complete(self, group: Group) -> None:
+        """Fills in a group's outputs, axes, layout and code; raises ``Refusal``."""
+        members = dict.fromkeys(sorted(group.nodes, key=self.position.__getitem__))
+        nodes = self.closure(members)
+        outputs = self.stored_outputs(members) or [list(members)[-1].outputs[0]]
+        stored = self.outside(nodes)
+        axes = find_axes(nodes, stored, self.scope)
+        layout = plan(nodes, axes, outputs, self.scope)
+        if self.lower is not None:
+            group.code = self.lower(group.nodes, outputs, axes, layout, stored)
+        group.outputs, group.axes, group.layout = outputs, axes, layout
+
     # --- single nodes ---------------------------------------------------------------------------------------------------------------
     def seed(self) -> None:
         """One group a node; what cannot be a kernel goes to the host, with its operands stored."""
@@ -181,7 +200,7 @@ class Fuser:
     def _seed_one(self, node: Node) -> None:
         for attempt in range(len(node.inputs) + 1):
             try:
-                self.analyse([node])
+                self.complete(Group(-1, [node]))
                 break
             except Refusal as refusal:
                 reason = str(refusal)
@@ -204,7 +223,8 @@ class Fuser:
         return producer is not None and value not in self.forced and value not in self.constants and producer.op not in GENERATORS
 
     def _new_group(self, nodes: list[Node]) -> Group:
-        group = Group(self.count, nodes)
+        parts = tuple(dict.fromkeys(self.group_of[n] for n in nodes if n in self.group_of))
+        group = Group(self.count, nodes, parts=parts)
         self.count += 1
         for n in nodes:
             self.group_of[n] = group
@@ -224,7 +244,7 @@ class Fuser:
             return
         while True:
             try:
-                self.analyse([producer])
+                self.complete(Group(-1, [producer]))
                 break
             except Refusal as refusal:
                 view = next((v for v in producer.inputs if v.producer in self.free and self._movable(v)), None)
@@ -421,17 +441,31 @@ class Fuser:
 
     # --- the end ------------------------------------------------------------------------------------------------------------------
     def _finish(self) -> Plan:
+        for group in self.groups():
+            self._complete_or_split(group)
         groups = self.groups()
         steps: list[Group | Node] = [*groups, *self.alone]
-        for group in groups:
-            members = dict.fromkeys(group.nodes)
-            group.outputs, group.axes, group.layout = self.analyse(members)
         stored = set(self.graph.inputs) | self.constants | set(self.forced)
         for group in groups:
             stored.update(group.outputs)
         for node in self.alone:
             stored.update(node.outputs)
         return Plan(self._order(steps), stored, self.aliases, self.merges, self.cuts)
+
+    def _complete_or_split(self, group: Group) -> None:
+        """Completes a group; one without a kernel form after all falls apart into what was merged last. (Its parts cannot form a cycle
+        with other groups: whatever lay between them would have lain on a cycle through the group.)"""
+        try:
+            self.complete(group)
+        except Refusal as refusal:
+            if not group.parts:
+                raise
+            value = next((v for n in group.parts[0].nodes for v in n.outputs), group.nodes[0].outputs[0])
+            self.cuts.append(_cut(group.parts[0].nodes[-1], group.parts[-1].nodes[0], value, str(refusal)))
+            for part in group.parts:
+                for n in part.nodes:
+                    self.group_of[n] = part
+                self._complete_or_split(part)
 
     def _order(self, steps: list[Group | Node]) -> list[Group | Node]:
         """Topological order, ties by position in the graph."""
@@ -586,7 +620,30 @@ def _root(value: Value) -> Value:
     return value
 
 
-def fuse(graph: Graph, enabled: bool = True) -> Plan:
-    """Fuses a graph. With ``enabled`` False every node is a kernel of its own."""
+def empty_results(graph: Graph) -> None:
+    """Whatever has no element at any size is made from nothing: its node becomes a broadcast scalar, and what only it read is dropped."""
+    out: list[Node] = []
+    for node in graph.nodes:
+        empty = bool(node.outputs) and all(any(isinstance(n, int) and n == 0 for n in v.shape) for v in node.outputs)
+        if not empty or OPS[node.op].pattern is Pattern.CONTROL or node.op == "constant" or not on_chip("add", [v.dtype for v in node.outputs]):
+            out.append(node)
+            continue
+        for value in node.outputs:
+            zero = graph.make_node("constant", [], {"value": np.zeros((), value.dtype)}, node.origin)
+            fill = Node("broadcast", zero.outputs, (value,), {"shape": value.shape, "dims": ()}, node.origin)
+            value.producer = fill
+            out += [zero, fill]
+    used = set(graph.outputs)
+    kept: list[Node] = []
+    for node in reversed(out):
+        if any(v in used for v in node.outputs):
+            kept.append(node)
+            used.update(node.inputs)
+    graph.nodes[:] = reversed(kept)
+
+
+def fuse(graph: Graph, enabled: bool = True, lower: Lower | None = None) -> Plan:
+    """Fuses a graph. With ``enabled`` False every node is a kernel of its own. ``lower`` is asked whether a group has code."""
+    empty_results(graph)
     unshare(graph)
-    return Fuser(graph, enabled).run()
+    return Fuser(graph, enabled, lower).run()

@@ -158,11 +158,18 @@ def _same(a: object, b: object) -> bool:
 def _reshape(node: Node, state: _State, scope: Scope) -> _State | None:
     source, target = node.inputs[0].shape, node.output.shape
     if any(n == 0 for n in source):
-        return _State(tuple(Position() for _ in source), state.fill)
+        bounded = any(pos.bound is not None for pos in state.positions)  # then what is read are fill values
+        return None if bounded else _State(tuple(Position() for _ in source), state.fill)
     groups = reshape_groups(scope, source, target)
     if groups is None:
         return None
     out: list[Position] = [Position()] * len(source)
+    units = [a for a, n in enumerate(source) if n == 1]
+    for pos in (state.positions[a] for a, n in enumerate(target) if n == 1):
+        if pos.bound is not None:  # outside the one element there are fill values: any dim of one element can hold that
+            if not units:
+                return None
+            out[units.pop()] = pos
     for in_axes, out_axes in groups:
         ins = [a for a in in_axes if source[a] != 1]
         outs = [a for a in out_axes if target[a] != 1]
