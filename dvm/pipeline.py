@@ -172,10 +172,16 @@ def from_onnx_model(
         name: dim if isinstance(dim, int) else dim_declarations.checked(dim, name)
         for name, dim in sorted((dims or {}).items())
     }
-    graph = from_onnx.load(os.fspath(model) if isinstance(model, os.PathLike) else model, declared, tuple(constraints))
+    title = os.path.basename(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model.graph.name
+    source = os.fspath(model) if isinstance(model, os.PathLike) else model
+    try:
+        graph = from_onnx.load(source, declared, tuple(constraints))
+    except CompileError as error:
+        if type(error) is not CompileError or not isinstance(source, str) or title in str(error):
+            raise
+        raise CompileError(f"{title}: {error}") from error
     check_declared(graph)
     names = [value.name for value in graph.inputs]
-    title = os.path.basename(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model.graph.name
     return Traced(graph, Signature.flat("onnx", names, len(graph.outputs), title))
 
 

@@ -92,7 +92,18 @@ def sections(data: bytes) -> dict[str, bytes]:
 
 
 # How these would begin or what they always contain: MLIR's bytecode, its text, jaxprs, pickles, Python code.
-FOREIGN = (b"ML\xefR", b"stablehlo", b"mhlo", b"func.func", b"module @", b"jaxpr", b"lambda", b"pjit", b"\x80\x04\x95", b"HloModule")
+FOREIGN = (
+    b"ML\xefR",
+    b"stablehlo",
+    b"mhlo",
+    b"func.func",
+    b"module @",
+    b"jaxpr",
+    b"lambda",
+    b"pjit",
+    b"\x80\x04\x95",
+    b"HloModule",
+)
 
 
 def named_function(params: dict[str, Any], x: jax.Array) -> jax.Array:
@@ -112,7 +123,11 @@ def test_a_file_holds_no_other_code_and_stripped_no_names_of_operations(name: st
             assert not any(mark in part for part in parts.values()), mark
     parts = sections(stripped)
     assert set(parts) == {"program", "words", "constants"}
-    words = {word.lower() for text in texts(msgpack.unpackb(parts["program"])) for word in re.findall(r"[A-Za-z_]\w*", text)}
+    words = {
+        word.lower() for text in texts(msgpack.unpackb(parts["program"])) for word in re.findall(r"[A-Za-z_]\w*", text)
+    }
     interface = {word for spec in (*program.inputs, *program.outputs) for word in re.findall(r"\w+", spec.name.lower())}
-    assert not (words - interface) & (set(OPS) | {"softmax", "gelu", "matmul", "gemm", "layernormalization", "gather", "fusion"})
+    assert not (words - interface) & (
+        set(OPS) | {"softmax", "gelu", "matmul", "gemm", "layernormalization", "gather", "fusion"}
+    )
     assert not [k.name for k in program.kernels if k.name.encode() in stripped]
