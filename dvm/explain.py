@@ -3,14 +3,15 @@
 The data is ``Program.debug``, which the compiler fills and a stripped file lacks::
 
     kernels  [{"name", "ops": [..], "origin": [..]}]     fusion groups in launch order
-    cuts     [{"from", "to", "value", "reason"}]         why two neighbours did not become one kernel
+    cuts     [{"from", "to", "value", "reason"}]         merges that fusion tried and refused
     merges   [{"from", "to", "value", "rule"}]           which rule made two one
     passes   [{"name", "before", "after", "notes"}]      those that changed something
     constraints [str]                                    ranges, deduced relations with their cause, launch checks
     jit      [str]                                       what ``dvm.jit`` kept fixed or shares, and why
     host     [{"op", "count", "reason"}]                 operations that run on the host
 
-Every key may be missing.
+Every key may be missing. Which kernels read what another one stores, and so are cut apart, is read from the program's steps; the
+reason of such a cut is the refused merge over that value, or that no rule merges such a pair.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from vm.decode import decode, stored_buffers
 from vm.disassembler import kernel_steps
 from vm.errors import ProgramError
 from vm.program import Program
 
+_HEADS = (("kernels", "kernel"), ("templates", "template"), ("launches", "kernel launch"))
 _MERGE_LIMIT = 40  # lines of merges in the text form; --json has all
 
 
@@ -61,6 +64,45 @@ def _texts(items: Any) -> tuple[str, ...]:
     return tuple(str(item) for item in items or ())
 
 
+def cuts(program: Program) -> list[dict[str, str]]:
+    """Every place where one kernel reads what an earlier one stores: both kernels, the value, and why they are not one kernel."""
+    ops = {k.name: k.ops for k in kernels(program)}
+    refused: dict[str, list[str]] = {}
+    for cut in program.debug.get("cuts", ()):
+        refused.setdefault(str(cut["value"]), []).append(str(cut["reason"]))
+    stored = [set(stored_buffers(decode(template))) for template in program.templates]
+    writer: dict[int, str] = {}
+    found: dict[tuple[str, str, str], str] = {}
+    for step in kernel_steps(program.steps):
+        for number, b in enumerate(step.buffers):
+            place = _place(program, b)
+            if number in stored[step.template]:
+                writer[place] = step.name
+            elif writer.get(place, step.name) != step.name:
+                value = program.buffers[b].name
+                reasons = dict.fromkeys(refused.get(value, ())) or [_no_rule(ops, writer[place], step.name)]
+                found.setdefault((writer[place], step.name, value), "; ".join(reasons))
+    return [{"from": a, "to": b, "value": value, "reason": why} for (a, b, value), why in found.items()]
+
+
+def _place(program: Program, b: int) -> int:
+    """The first buffer that lies where buffer ``b`` lies: a reshaped value shares memory with its source."""
+    buffer = program.buffers[b]
+    if buffer.offset is None:
+        return b
+    same = ((i, other) for i, other in enumerate(program.buffers) if other.space == buffer.space)
+    return next(i for i, other in same if other.offset == buffer.offset and other.dtype == buffer.dtype)
+
+
+def _no_rule(ops: Mapping[str, tuple[str, ...]], producer: str, consumer: str) -> str:
+    """Why no fusion rule was tried for two kernels."""
+    if "dot" in ops.get(consumer, ()):
+        return "a matrix product reads stored operands; what follows it is fused with it, what precedes it is not"
+    if "dot" in ops.get(producer, ()):
+        return "an epilogue of a matrix product is elementwise"
+    return "no fusion rule merges this pair"
+
+
 class Explanation:
     """The answer of ``prog.explain()``: prints as text; ``to_dict()`` is the same as plain data."""
 
@@ -78,7 +120,8 @@ class Explanation:
         debug = self._program.debug
         return {
             "kernels": [{"name": k.name, "ops": list(k.ops), "origin": list(k.origin)} for k in kernels(self._program)],
-            "cuts": [_plain(c) for c in debug.get("cuts", ())],
+            "cuts": cuts(self._program) if debug else [],
+            "refused": [_plain(c) for c in debug.get("cuts", ())],
             "merges": [_plain(m) for m in debug.get("merges", ())],
             "passes": self._passes(debug.get("passes", ())),
             "host": [_plain(h) for h in debug.get("host", ())],
@@ -99,7 +142,7 @@ class Explanation:
 
     def _text(self, data: dict[str, Any]) -> str:
         lines = [
-            f"{len(data['kernels'])} kernels, {data['templates']} templates, {data['launches']} kernel launches"
+            ", ".join(_number(len(data[k]) if k == "kernels" else data[k], n) for k, n in _HEADS)
             + (" (stripped: no names and no reasons are kept)" if data["stripped"] else "")
         ]
         for kernel in data["kernels"]:
@@ -109,6 +152,7 @@ class Explanation:
             for place in _short(kernel["origin"], 3):
                 lines.append(f"      from {place}")
         _section(lines, "cuts", _counted(map(_arrow, data["cuts"])), "none")
+        _section(lines, "refused merges", _short(_counted(map(_arrow, data["refused"])), _MERGE_LIMIT))
         _section(lines, "merges", _short(_counted(map(_arrow, data["merges"])), _MERGE_LIMIT))
         _section(lines, "host operations", [_host(h) for h in data["host"]])
         _section(lines, "constraints", data["constraints"])
@@ -121,7 +165,7 @@ class Explanation:
 def decisions(program: Program) -> str:
     """Every merge and every cut, one a line."""
     merges = [f"merged {_arrow(item)}" for item in program.debug.get("merges", ())]
-    return "\n".join(merges + [f"cut {_arrow(item)}" for item in program.debug.get("cuts", ())])
+    return "\n".join(merges + [f"refused {_arrow(item)}" for item in program.debug.get("cuts", ())])
 
 
 def _section(lines: list[str], title: str, items: list[str], empty: str = "") -> None:
@@ -137,8 +181,12 @@ def _plain(item: Any) -> Any:
 def _arrow(item: Any) -> str:
     if not isinstance(item, Mapping):
         return str(item)
-    value = f" ({item['value']})" if item.get("value") else ""
+    value = f" (%{item['value']})" if item.get("value") else ""
     return f"{item.get('from', '?')} | {item.get('to', '?')}{value}: {item.get('reason') or item.get('rule', '')}"
+
+
+def _number(n: int, noun: str) -> str:
+    return f"{n} {noun}" + ("" if n == 1 else "es" if noun.endswith("ch") else "s")
 
 
 def _host(item: Any) -> str:

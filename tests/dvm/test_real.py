@@ -107,6 +107,18 @@ def test_it_says_what_it_did(program):
         program.bind(n=513)
 
 
+def test_every_cut_between_kernels_has_a_reason():
+    def layer(w, x):
+        return jax.nn.silu((x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)) @ w)
+
+    program = dvm.compile(layer, dvm.spec("8, 8"), dvm.spec("n, 8"))
+    first, second = program.kernels
+    (cut,) = program.explain().to_dict()["cuts"]
+    assert (cut["from"], cut["to"]) == (first.name, second.name) and "matrix product" in cut["reason"]
+    assert f"{first.name} | {second.name}" in str(program.explain())
+    assert "silu" not in second.ops and second.ops[0] == "dot" and "rsqrt" in first.ops
+
+
 def test_a_closed_jaxpr():
     (b,) = jax.export.symbolic_shape("b")
     jaxpr = jax.make_jaxpr(lambda x, y: (x * 2 + y, jnp.max(x)))(jax.ShapeDtypeStruct((b, 3), jnp.float32), normal(3))
