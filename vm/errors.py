@@ -1,5 +1,7 @@
 """Every error class of the project. ``dvm`` re-exports them; nothing else defines one."""
 
+from __future__ import annotations
+
 
 class DvmError(Exception):
     """Base class of all errors that DVM raises on purpose."""
@@ -26,6 +28,21 @@ class ShapeError(InputError):
 
 class ProgramError(DvmError):
     """A program file or its words are malformed; raised before anything of it runs."""
+
+
+class Hazard(ProgramError):
+    """What the reference executor finds wrong with a program while it runs.
+
+    ``kind`` is one of ``race``, ``deadlock``, ``event``, ``out-of-bounds``, ``uninitialised read``, ``overwritten``, ``read-only`` and
+    ``mismatch``; ``kernel`` names the kernel and ``word`` says where in its words the instruction is.
+    """
+
+    def __init__(self, kind: str, kernel: str, word: int, what: str) -> None:
+        super().__init__(f"{kind} in kernel {kernel}, word {word}: {what}")
+        self.kind, self.kernel, self.word, self.what = kind, kernel, word, what
+
+    def __reduce__(self) -> tuple[type[Hazard], tuple[str, str, int, str]]:
+        return type(self), (self.kind, self.kernel, self.word, self.what)
 
 
 class OutOfMemory(DvmError):

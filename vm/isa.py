@@ -19,6 +19,7 @@ the tile's dims to positions along the source's dims (see ``TERM``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -104,14 +105,19 @@ class Insn:
 HEAD_ID = Field("id", 0, 48, 16)
 HEAD_LEN = Field("len", 0, 36, 12)
 HEAD_TAIL = Field("tail", 0, 28, 8)
-# Sync fields of the head. A flag says whether the event number beside it is meant. "back" events are loop-carried: waited for from the
-# second iteration on, set in all but the last.
+# Sync fields of the head. The instruction waits, runs on its own pipe, then sets. A pair of pipes has EVENTS events; beside the event
+# stands the other pipe of the pair (0, the scalar pipe, means "none"). An event is a counter: a wait takes one set, the oldest. "back"
+# events are loop-carried: they are waited for from the second execution of the instruction on (over all enclosing loops) and set in all
+# but the last. `barrier`: the instruction starts when all earlier ones of its pipe are complete. Pipes run their instructions in order;
+# on V they overlap, so one that touches bytes of an earlier one needs a barrier (or an event that was set after that one). Every other
+# pipe completes an instruction before it starts the next.
+EVENTS = 8
 SYNC: tuple[Field, ...] = (
-    Field("set_flag", 0, 0, 1), Field("set_event", 0, 1, 3),
-    Field("wait_flag", 0, 4, 1), Field("wait_event", 0, 5, 3),
-    Field("back_set", 0, 8, 1), Field("b_set_event", 0, 9, 3),
-    Field("back_wait", 0, 12, 1), Field("b_wait_event", 0, 13, 3),
-    Field("barrier", 0, 16, 1),
+    Field("set_pipe", 0, 0, 3), Field("set_event", 0, 3, 3),
+    Field("wait_pipe", 0, 6, 3), Field("wait_event", 0, 9, 3),
+    Field("back_set_pipe", 0, 12, 3), Field("back_set_event", 0, 15, 3),
+    Field("back_wait_pipe", 0, 18, 3), Field("back_wait_event", 0, 21, 3),
+    Field("barrier", 0, 24, 1),
 )  # fmt: skip
 
 ENTRY_TYPE = Field("type", 1, 0, 3)
@@ -312,6 +318,58 @@ _insn(
     "dst = x . y (+ dst). Two bits a dim say batch 0, free 1 or contracted 2; dst has the batch dims, then x's free, then y's free dims.",
     "cube",
 )
+
+# --- sync ----------------------------------------------------------------------------------------------------------------------------
+# For what does not fit into a head: an instruction has one event of each kind, and what waits for a whole loop has no instruction.
+_PIPE, _OTHER, _EVENT, _BACK = (Field("pipe", 1, 0, 3), Field("other", 1, 3, 3), Field("event", 1, 6, 3), Field("back", 1, 9, 1))
+_insn(
+    "set",
+    Pipe.S,
+    (_PIPE, _OTHER, _EVENT, _BACK),
+    "Pipe `pipe`, all its earlier instructions complete, sets `event` for pipe `other`; `back`: as in SYNC.",
+    "sync",
+)
+_insn("wait", Pipe.S, (_PIPE, _OTHER, _EVENT, _BACK), "Pipe `pipe` waits for `event` of pipe `other`; `back`: as in SYNC.", "sync")
+_insn("barrier", Pipe.S, (_PIPE,), "Pipe `pipe` completes its earlier instructions; 0: all pipes do, and wait for each other.", "sync")
+
+
+def issue_pipe(insn: Insn, dst: Space | None, x: Space | None) -> Pipe:
+    """The pipe that an instruction with these operands' spaces issues to (sync instructions name theirs in a field).
+
+    The cube's pipe also clears accumulators; what leaves L0C goes through FIX, what enters L1 from the unified buffer through MTE1.
+    """
+    if insn.pipe != Pipe.V:
+        return insn.pipe
+    if x == Space.L0C:
+        return Pipe.FIX
+    if dst == Space.L0C:
+        return Pipe.M
+    return Pipe.MTE1 if dst == Space.L1 else Pipe.V
+
+
+def tiles_read(insn: Insn, fields: Mapping[str, Any], tail: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The tile operands whose old contents an instruction reads, as they stand in ``fields`` and ``tail``."""
+    out = [fields[f.name] for f in insn.fields if f.kind == "tile" and f.name in ("x", "p")]
+    has_y = any(f.name == "y" for f in insn.fields)
+    if has_y and insn.family not in ("argreduce", "cumulative"):
+        out.append(fields["y"])
+    if fields.get("accumulate"):
+        out += [fields["dst"], fields["y"]] if insn.family == "argreduce" else [fields["dst"]]
+    if fields.get("carry"):
+        out.append(fields["y"])
+    for item in tail:
+        for f in insn.tail:
+            if f.kind == "tile" and (f.name != "index" or item["gather"]):
+                out.append(item[f.name])
+    return out
+
+
+def tiles_written(insn: Insn, fields: Mapping[str, Any]) -> list[Any]:
+    """The tile operands that an instruction writes."""
+    out = [fields["dst"]] if any(f.name == "dst" for f in insn.fields) else []
+    if insn.family == "argreduce" or (insn.family == "cumulative" and fields["carry"]):
+        out.append(fields["y"])
+    return out
 
 
 def put(words: list[int] | np.ndarray, base: int, field: Field, value: int) -> None:

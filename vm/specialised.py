@@ -190,6 +190,8 @@ class Tracer:
             self.load(op, arenas)
         elif name == "store":
             self.store(op, arenas)
+        elif family == "sync":
+            pass  # one instruction after the other, in order, needs no events
         elif family == "unary":
             self.write(op.fixed("dst"), semantics.unary(self.ns, name, self.read(op.fixed("x"))))
         elif family == "binary":
