@@ -330,11 +330,14 @@ class Fuser:
         expensive = [n for n in producer.nodes if n.op in EXPENSIVE or n.op in REDUCTIONS or n.op == "dot"]
         if not expensive:
             return ""
-        loops = {d.loop for v in outputs for d in layout.tile_dims(v) if d.loop >= 0}
         domain = {a for v in outputs for a in axes.of(v)}
+        nest = sorted(layout.loops, key=lambda x: (x.stage, layout.rank_of[x.atoms[0]]))
+        depth = {loop.id: k for k, loop in enumerate(nest)}
         for node in expensive:
             atoms = set(axes.of(node.output)) | {a for v in node.inputs for a in axes.of(v)}
-            missing = [a for a in domain - atoms if layout.loop_of.get(a, -1) in loops]
+            mine = {layout.loop_of[a] for a in atoms if a in layout.loop_of}
+            innermost = max((depth[k] for k in mine), default=-1)  # where the node's code is
+            missing = [a for a in domain - atoms if a in layout.loop_of and depth[layout.loop_of[a]] <= innermost]
             if missing:
                 sizes = ", ".join(str(axes.atoms[a].size) for a in sorted(missing))
                 return f"{node.op} would be computed again for every index over {sizes}"
@@ -620,11 +623,19 @@ def _root(value: Value) -> Value:
     return value
 
 
+def _is_empty(value: Value) -> bool:
+    return any(isinstance(n, int) and n == 0 for n in value.shape)
+
+
 def empty_results(graph: Graph) -> None:
     """Whatever has no element at any size is made from nothing: its node becomes a broadcast scalar, and what only it read is dropped."""
     out: list[Node] = []
     for node in graph.nodes:
-        empty = bool(node.outputs) and all(any(isinstance(n, int) and n == 0 for n in v.shape) for v in node.outputs)
+        if node.op == "pad" and _is_empty(node.inputs[0]) and on_chip("pad", [node.output.dtype]):
+            node.op, node.inputs, node.attrs = "broadcast", node.inputs[1:], {"shape": node.output.shape, "dims": ()}
+        elif node.op == "concat" and any(map(_is_empty, node.inputs)) and not all(map(_is_empty, node.inputs)):
+            node.inputs = tuple(v for v in node.inputs if not _is_empty(v))
+        empty = bool(node.outputs) and all(map(_is_empty, node.outputs))
         if not empty or OPS[node.op].pattern is Pattern.CONTROL or node.op == "constant" or not on_chip("add", [v.dtype for v in node.outputs]):
             out.append(node)
             continue

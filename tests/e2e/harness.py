@@ -40,9 +40,9 @@ def random(shape: Sequence[int], dtype: Any = np.float32, seed: int = 0, scale: 
     return (rng.standard_normal(shape) * scale).astype(dtype)
 
 
-def check(got: Any, want: Any, tolerance: float | None = None, label: str = "") -> None:
+def check(got: Any, want: Any, tolerance: float | None = None, label: str = "", least: float = 0.0) -> None:
     """Raises unless shapes, dtypes and values agree: integers and bools exactly, NaN and infinities in the same places, and floats
-    up to ``tolerance`` times the largest finite element of ``want``."""
+    up to ``tolerance`` times the largest finite element of ``want`` (or ``least``, where differences of larger numbers are expected)."""
     got, want = np.asarray(got), np.asarray(want)
     assert got.shape == want.shape, f"{label}: shape {got.shape}, expected {want.shape}"
     assert got.dtype == want.dtype, f"{label}: dtype {got.dtype}, expected {want.dtype}"
@@ -61,7 +61,7 @@ def check(got: Any, want: Any, tolerance: float | None = None, label: str = "") 
     if not finite.any():
         return
     limit = tolerance if tolerance is not None else HALF_TOLERANCE if half else TOLERANCE
-    scale = np.abs(b[finite]).max()
+    scale = max(np.abs(b[finite]).max(), least)
     error = np.abs(a[finite] - b[finite]).max()
     assert error <= limit * scale, f"{label}: error {error:.3g} of {scale:.3g} ({error / max(scale, 1e-300):.3g} > {limit:.3g})"
 
