@@ -1,9 +1,10 @@
 """Launch geometry: in which blocks the JAX executors run each loop, and the scalars that a bound kernel's code takes.
 
 Block sizes are fixed per template (they are part of its code); how many blocks of each size run and where they start follows from the
-bound words. A parallel loop's blocks cover its extent exactly: the last one of a size may be shifted back and compute some elements
-again, which is harmless because iterations are independent. Fewer elements than the smallest block above 1 run as one masked block.
-A reduce loop's last block may overrun; reductions mask what is outside.
+bound words. Every size is code that XLA must compile, so there are few of them: a parallel loop has one or two *exact* sizes, whose last
+block may be shifted back and compute some elements again (harmless, because iterations are independent), a small *masked* size for what
+is left, which stores only what lies inside the extent, and, where a matrix product has a faster form for one row, size 1. A reduce loop's
+last block may overrun; reductions mask what is outside.
 """
 
 from __future__ import annotations
@@ -20,13 +21,30 @@ from vm.decode import Address, Hole, Kernel, Loop, Op, Operand, operations
 # How many elements of the widest tile a block should hold: small enough for the caches in vector code, and rows enough to keep a matrix
 # product busy. Measured on two cores; see docs/executor.md.
 VECTOR_VOLUME = 1 << 17
+NESTED_VOLUME = 1 << 14  # where two loops over dynamic extents share a tile
 CUBE_VOLUME = 1 << 22
 FULL_VOLUME = 1 << 21
 CUBE_ROWS = 256
 LOOPED_CUBE_ROWS = 64
+CUBE_MASKED = 16  # rows of the masked block of a matrix product
+NESTED_ROWS = 16
 CUBE_REDUCE = (128,)
-VECTOR_REDUCE = (1024, 128, 16)
-MASKED_ROWS = 16  # the smallest block above 1 runs masked where fewer elements are left, if it is at most so large
+VECTOR_REDUCE = (1024, 64)
+SPREAD = 16  # exact size of vector code over its masked size
+
+
+@dataclass(frozen=True)
+class Rungs:
+    """Block sizes of one axis: exact ones (largest first), the masked one (0: none), and whether single elements have code."""
+
+    exact: tuple[int, ...]
+    masked: int = 0
+    single: bool = False
+
+    @property
+    def top(self) -> int:
+        """The largest size."""
+        return self.exact[0]
 
 
 @dataclass(frozen=True)
@@ -39,96 +57,92 @@ class Blocks:
     start: int = 0
 
 
-def shapes(kind: isa.LoopKind, rungs: tuple[int, ...]) -> list[Blocks]:
+def shapes(kind: isa.LoopKind, rungs: Rungs) -> list[Blocks]:
     """The kinds of blocks that a loop with these block sizes has code for, in the order in which they run."""
     if kind == isa.LoopKind.REDUCE:
-        return [Blocks(size, True) for size in rungs]
-    out = [Blocks(size, False) for size in rungs]
-    if len(rungs) > 1 and 1 < rungs[-2] <= MASKED_ROWS:
-        out.insert(0, Blocks(rungs[-2], True))
+        sizes = (*rungs.exact, *([rungs.masked] if rungs.masked else []))
+        return [Blocks(size, size > 1) for size in sizes]
+    out = [Blocks(size, False) for size in rungs.exact]
+    if rungs.masked:
+        out.append(Blocks(rungs.masked, rungs.masked > 1))
+    if rungs.single and 1 not in rungs.exact:
+        out.append(Blocks(1, False))
     return out
 
 
-def blocks(kind: isa.LoopKind, rungs: tuple[int, ...], n: int) -> list[Blocks]:
+def blocks(kind: isa.LoopKind, rungs: Rungs, n: int) -> list[Blocks]:
     """``shapes`` with the counts and starts for an extent of ``n`` elements."""
     out: list[Blocks] = []
     start = 0
-    for block in shapes(kind, rungs):
+    kinds = shapes(kind, rungs)
+    for k, block in enumerate(kinds):
         size, left = block.size, n - start
+        count, rest = divmod(left, size)
+        last = k == len(kinds) - 1
         if kind == isa.LoopKind.REDUCE:
-            count = left // size
             # An overrun block is better than more than half of it in smaller ones; the last size takes all that is left.
-            if left > count * size and (size == rungs[-1] or (left - count * size) * 2 > size):
-                count += 1
+            count += rest > 0 and (last or rest * 2 > size)
         elif block.masked:
-            count = int(1 < n < size)
+            count += rest > 0
+            count = 0 if left == 1 and rungs.single else count
         else:
-            count = left // size
-            # One shifted block is better than many small ones when more than half of it is new.
-            if size > 1 and size != rungs[0] and n >= size and (left - count * size) * 2 > size:
-                count += 1
+            # One shifted block is better than many small ones when more than half of it is new (or nothing smaller follows).
+            count += rest > 0 and n >= size > 1 and (rest * 2 > size or last)
         out.append(Blocks(size, block.masked, count, start))
         start = min(start + count * size, n)
     return out
 
 
-def plan(kernel: Kernel) -> dict[int, tuple[int, ...]]:
-    """Block sizes for every axis, largest first. A fixed extent up to the first entry runs as one block."""
+def plan(kernel: Kernel) -> dict[int, Rungs]:
+    """Block sizes for every axis. A fixed extent up to the largest exact size runs as one block."""
     loops = list(loops_of(kernel.body))
     cube = any(op.insn.name == "mmad" for op in operations(kernel.body))
-    stored_reduce = {
-        loop.axis
-        for loop in loops
-        if loop.kind == isa.LoopKind.REDUCE and any(op.insn.name == "store" for op in operations(loop.body))
-    }
-    size: dict[int, int] = {}
-    ladder: int | None = None
-    for loop in loops:
-        if isinstance(loop.extent, int):
-            size[loop.axis] = max(loop.extent, 1)
-        elif loop.kind == isa.LoopKind.REDUCE:
-            size[loop.axis] = (CUBE_REDUCE if cube else VECTOR_REDUCE)[0]
-        else:
-            size[loop.axis] = 1
-            ladder = loop.axis
+    fixed = {loop.axis: max(loop.extent, 1) for loop in loops if isinstance(loop.extent, int)}
+    parallel = list(dict.fromkeys(x.axis for x in loops if x.kind == isa.LoopKind.PARALLEL and x.axis not in fixed))
+    reduced = list(dict.fromkeys(x.axis for x in loops if x.kind == isa.LoopKind.REDUCE and x.axis not in fixed))
+    size = dict(fixed)
+    size.update({axis: 1 for axis in parallel})
+    size.update({axis: (CUBE_REDUCE if cube else VECTOR_REDUCE)[0] for axis in reduced})
 
     def volume(axis: int | None) -> int:
         """Elements of the largest tile; with an axis, of one step along it, over the tiles that move with it."""
         tiles = [t.dims for t in kernel.tiles.values() if axis is None or any(a == axis for _, a in t.dims)]
-        return max(
-            (math.prod(size[a] if a != isa.NO_AXIS else n for n, a in dims if a != axis) for dims in tiles), default=1
-        )
+        return max((math.prod(size[a] if a != isa.NO_AXIS else n for n, a in dims if a != axis) for dims in tiles), default=1)
 
-    for loop in loops:  # a fixed parallel axis that makes tiles too large becomes the ladder
+    ladder = parallel[-1:]
+    if not ladder:  # a fixed parallel axis that makes tiles too large becomes the ladder
         large = volume(None) > (CUBE_VOLUME if cube else FULL_VOLUME)
-        if isinstance(loop.extent, int) and large and loop.kind == isa.LoopKind.PARALLEL and ladder is None:
-            ladder = loop.axis
-            size[loop.axis] = 1
-    reduces = any(loop.kind == isa.LoopKind.REDUCE and not isinstance(loop.extent, int) for loop in loops)
-    out: dict[int, tuple[int, ...]] = {}
-    for loop in loops:
-        axis = loop.axis
-        if axis == ladder:
-            rows = max(1, (CUBE_VOLUME if cube else VECTOR_VOLUME) // max(volume(axis), 1))
-            if cube:
-                rows = min(rows, LOOPED_CUBE_ROWS if reduces else CUBE_ROWS)
-            rungs = _ladder(1 << (rows.bit_length() - 1), 4 if cube else 8, 16 if cube else 8)
-        elif isinstance(loop.extent, int) and (loop.kind == isa.LoopKind.PARALLEL or size[axis] <= 1 << 16):
-            rungs = (size[axis],)
-        elif loop.kind == isa.LoopKind.REDUCE:
-            rungs = (1,) if axis in stored_reduce else CUBE_REDUCE if cube else VECTOR_REDUCE
-        else:
-            rungs = (1,)
-        out.setdefault(axis, rungs)
+        ladder = [x.axis for x in loops if x.kind == isa.LoopKind.PARALLEL][:1] if large else []
+    out: dict[int, Rungs] = {axis: Rungs((n,)) for axis, n in fixed.items()}
+    for axis in reduced:
+        out[axis] = Rungs(CUBE_REDUCE if cube else VECTOR_REDUCE)
+    for axis in parallel:
+        out[axis] = Rungs((1,))
+    for axis in ladder:
+        size[axis] = 1
+        out[axis] = _cube(volume(axis), bool(reduced)) if cube else _vector(volume(axis), VECTOR_VOLUME if len(parallel) == 1 else NESTED_VOLUME)
+    rows = parallel[-2:-1]
+    if rows and not cube:
+        out[rows[0]] = Rungs((NESTED_ROWS,), 1)
+    stored = {x.axis for x in loops if x.kind == isa.LoopKind.REDUCE and any(op.insn.name == "store" for op in operations(x.body))}
+    for axis in stored:  # such a loop's blocks must not overrun
+        out[axis] = Rungs((1,))
     return out
 
 
-def _ladder(top: int, factor: int, smallest: int) -> tuple[int, ...]:
-    """Block sizes from ``top`` down by ``factor`` to about ``smallest``, then 1."""
-    out = [top]
-    while out[-1] > smallest:
-        out.append(max(smallest, out[-1] // factor))
-    return tuple(out) if out[-1] == 1 else (*out, 1)
+def _cube(inner: int, looped: bool) -> Rungs:
+    rows = max(1, min(CUBE_VOLUME // max(inner, 1), LOOPED_CUBE_ROWS if looped else CUBE_ROWS))
+    top = 1 << (rows.bit_length() - 1)
+    if top <= CUBE_MASKED:
+        return Rungs((top,), 0, True) if top > 1 else Rungs((1,))
+    exact = (top,) if top <= LOOPED_CUBE_ROWS else (top, LOOPED_CUBE_ROWS)
+    return Rungs(exact, CUBE_MASKED, True)
+
+
+def _vector(inner: int, limit: int) -> Rungs:
+    rows = max(1, limit // max(inner, 1))
+    top = 1 << (rows.bit_length() - 1)
+    return Rungs((top,), max(1, top // SPREAD)) if top > 1 else Rungs((1,))
 
 
 def loops_of(body: Iterable[Op | Loop]) -> Iterable[Loop]:
@@ -157,7 +171,7 @@ class Scalars:
         self.rungs = plan(kernel)
         self.slots: dict[Hole | Address, int] = {}
         self.loops: dict[int, int] = {}  # word of a loop instruction -> slot of its first block's count
-        self._ladders: list[tuple[Loop, int, tuple[int, ...]]] = []
+        self._ladders: list[tuple[Loop, int, Rungs]] = []
         for loop in loops_of(kernel.body):
             self._operand(loop.extent)
         for op in operations(kernel.body):
@@ -178,7 +192,7 @@ class Scalars:
 
     def whole(self, loop: Loop) -> bool:
         """Whether a loop of fixed extent runs as one block."""
-        return isinstance(loop.extent, int) and loop.extent <= self.rungs[loop.axis][0]
+        return isinstance(loop.extent, int) and loop.extent <= self.rungs[loop.axis].top
 
     def extent(self, words: np.ndarray, loop: Loop) -> int:
         """A loop's extent in bound words."""

@@ -7,8 +7,10 @@ program made XLA copy arenas between kernels: see docs/executor.md.) Host steps 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -227,15 +229,25 @@ class Executable:
         return jax.ShapeDtypeStruct(((self.capacity[key] + SLACK_ROWS) * LANES,), ARENA_DTYPES[key[1]])
 
     def _compile_all(self) -> None:
+        """Builds the code of every kernel that has none, on as many threads as there are cores: XLA compiles one kernel on one."""
+        todo: dict[tuple[Any, ...], Segment] = {}
+
         def visit(items: Sequence[Segment | NumberedStep]) -> None:
             for item in items:
                 if isinstance(item, Segment):
-                    self._compile(item)
+                    if item.signature not in self.code:
+                        todo.setdefault(item.signature, item)
                 else:
                     for block in self._blocks(item):
                         visit(block)
 
         visit(self.plan)
+        if len(todo) < 2:
+            for segment in todo.values():
+                self._compile(segment)
+            return
+        with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as threads:
+            list(threads.map(self._compile, todo.values()))
 
     def _blocks(self, step: NumberedStep) -> list[list[Segment | NumberedStep]]:
         cache = self.__dict__.setdefault("_block_plans", {})
@@ -332,6 +344,8 @@ class _Launch:
 
     def segment(self, segment: Segment) -> None:
         owner = self.owner
+        if segment.signature not in owner.code:
+            owner._compile_all()
         code = owner._compile(segment)
         scalars = self.scalars.get(segment.index)
         if scalars is None:
