@@ -16,6 +16,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow", action="store_true", help="also run the tests marked slow: all combinations, full-size models"
     )
+    parser.addoption("--update-golden", action="store_true", help="write expected texts again; read the difference")
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether expected texts are to be written again."""
+    return bool(request.config.getoption("--update-golden"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
