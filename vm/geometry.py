@@ -107,7 +107,9 @@ def plan(kernel: Kernel) -> dict[int, Rungs]:
     def volume(axis: int | None) -> int:
         """Elements of the largest tile; with an axis, of one step along it, over the tiles that move with it."""
         tiles = [t.dims for t in kernel.tiles.values() if axis is None or any(a == axis for _, a in t.dims)]
-        return max((math.prod(size[a] if a != isa.NO_AXIS else n for n, a in dims if a != axis) for dims in tiles), default=1)
+        return max(
+            (math.prod(size[a] if a != isa.NO_AXIS else n for n, a in dims if a != axis) for dims in tiles), default=1
+        )
 
     ladder = parallel[-1:]
     if not ladder:  # a fixed parallel axis that makes tiles too large becomes the ladder
@@ -120,11 +122,19 @@ def plan(kernel: Kernel) -> dict[int, Rungs]:
         out[axis] = Rungs((1,))
     for axis in ladder:
         size[axis] = 1
-        out[axis] = _cube(volume(axis), bool(reduced)) if cube else _vector(volume(axis), VECTOR_VOLUME if len(parallel) == 1 else NESTED_VOLUME)
+        out[axis] = (
+            _cube(volume(axis), bool(reduced))
+            if cube
+            else _vector(volume(axis), VECTOR_VOLUME if len(parallel) == 1 else NESTED_VOLUME)
+        )
     rows = parallel[-2:-1]
     if rows and not cube:
         out[rows[0]] = Rungs((NESTED_ROWS,), 1)
-    stored = {x.axis for x in loops if x.kind == isa.LoopKind.REDUCE and any(op.insn.name == "store" for op in operations(x.body))}
+    stored = {
+        x.axis
+        for x in loops
+        if x.kind == isa.LoopKind.REDUCE and any(op.insn.name == "store" for op in operations(x.body))
+    }
     for axis in stored:  # such a loop's blocks must not overrun
         out[axis] = Rungs((1,))
     return out

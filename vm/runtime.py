@@ -49,11 +49,15 @@ class Segment:
     step: KernelStep
     index: int  # among all kernel steps
     pinned: list[int]  # buffers passed as arguments, in order
-    read: list[Key]  # arenas that it only loads from
-    written: list[Key]  # arenas that it stores into: donated
+    refs: list[
+        tuple[int | None, str, int | None]
+    ]  # per buffer: number of its arena, dtype, number of its pinned argument
+    arenas: list[Key]  # arenas it uses
+    read: list[int]  # numbers of those that it only loads from
+    written: list[int]  # numbers of those that it stores into: donated
     kernel: Kernel
     table: Scalars
-    signature: tuple[Any, ...]
+    code: Any = None
 
 
 class Executable:
@@ -118,6 +122,7 @@ class Executable:
             if self.temps or self.code:
                 counters.add("arena_growths")
             self.code.clear()
+            self._forget_code(self.plan)
             self.staging = {k: Staging(n, k[1]) for k, n in self.capacity.items() if k[0] == INPUT}
             self.temps = {k: device_arena(n, k[1]) for k, n in self.capacity.items() if k[0] in TEMP_BANKS}
             self.pool = Pool(self._new_outputs)
@@ -144,14 +149,6 @@ class Executable:
     def _segments(self, steps: Sequence[NumberedStep]) -> list[Segment | NumberedStep]:
         return [self._kernel(s.step, s.index) if isinstance(s.step, KernelStep) else s for s in steps]
 
-    def _sign(self, step: KernelStep) -> tuple[Any, ...]:
-        """What a step's code depends on besides its template: the kinds of its buffers."""
-        kinds = []
-        for b in step.buffers:
-            buffer = self.program.buffers[b]
-            kinds.append((buffer.space, buffer.dtype, self._fixed_shape(b) if buffer.space == PINNED else ()))
-        return (step.template, tuple(kinds))
-
     def _fixed_shape(self, b: int) -> tuple[int, ...]:
         """The shape of a pinned array as it is passed (an alias passes its source's array)."""
         buffer = self.program.buffers[b]
@@ -163,7 +160,8 @@ class Executable:
     def _kernel(self, step: KernelStep, index: int) -> Segment:
         pinned: dict[tuple[str, int], int] = {}
         first: list[int] = []
-        places, touched = [], []
+        arenas: dict[Key, int] = {}
+        refs: list[tuple[int | None, str, int | None]] = []
         for b in step.buffers:
             buffer = self.program.buffers[b]
             if buffer.space == PINNED:
@@ -171,39 +169,40 @@ class Executable:
                 if source not in pinned:
                     pinned[source] = len(pinned)
                     first.append(b)
-                places.append(pinned[source])
+                refs.append((None, buffer.dtype, pinned[source]))
             else:
-                touched.append((buffer.space, item_size(buffer.dtype)))
+                key = (buffer.space, item_size(buffer.dtype))
+                refs.append((arenas.setdefault(key, len(arenas)), buffer.dtype, None))
         if step.template not in self.kernels:
             decoded = decode(self.program.templates[step.template])
             self.kernels[step.template] = (decoded, Scalars(decoded))
         kernel, table = self.kernels[step.template]
-        written = sorted({touched_key(self.program, step, n) for n in stored_buffers(kernel)})
-        read = sorted(set(touched) - set(written))
-        return Segment(step, index, first, read, written, kernel, table, (self._sign(step), tuple(places)))
+        written = sorted({n for k in stored_buffers(kernel) if (n := refs[k][0]) is not None})
+        read = [n for n in arenas.values() if n not in written]
+        return Segment(step, index, first, refs, list(arenas), read, written, kernel, table)
+
+    def _signature(self, segment: Segment) -> tuple[Any, ...]:
+        """What the code of a step depends on: template, kinds of buffers, sizes of arenas. Not which arenas or weights they are, so that
+        equal layers share code."""
+        shapes = tuple((self._fixed_shape(b), self.program.buffers[b].dtype) for b in segment.pinned)
+        sizes = tuple((item, self.capacity[space, item]) for space, item in segment.arenas)
+        return (segment.step.template, tuple(segment.refs), shapes, sizes)
 
     def _source(self, b: int) -> tuple[str, int]:
         buffer = self.program.buffers[b]
         return ("constant", buffer.constant) if buffer.constant is not None else ("input", buffer.input or 0)
 
     def _compile(self, segment: Segment) -> Any:
-        found = self.code.get(segment.signature)
+        signature = self._signature(segment)
+        found = self.code.get(signature)
         if found is not None:
             return found
         import jax
 
         from vm import specialised
 
-        program, step = self.program, segment.step
-        place = {self._source(b): i for i, b in enumerate(segment.pinned)}
-        refs = [
-            specialised.BufferRef(
-                program.buffers[b].space,
-                dtype_of(program.buffers[b].dtype),
-                place[self._source(b)] if program.buffers[b].space == PINNED else None,
-            )
-            for b in step.buffers
-        ]
+        program = self.program
+        refs = [specialised.BufferRef(arena, dtype_of(dtype), place) for arena, dtype, place in segment.refs]
 
         def run(scalars: Any, pinned: list[Any], read: list[Any], written: list[Any]) -> list[Any]:
             arenas = dict(zip(segment.read, read, strict=True)) | dict(zip(segment.written, written, strict=True))
@@ -214,10 +213,12 @@ class Executable:
             struct = jax.ShapeDtypeStruct
             scalars = struct((segment.table.size,), np.int64)
             pinned = [struct(self._fixed_shape(b), dtype_of(program.buffers[b].dtype)) for b in segment.pinned]
-            read, written = ([self._arena_struct(k) for k in keys] for keys in (segment.read, segment.written))
+            read, written = (
+                [self._arena_struct(segment.arenas[n]) for n in numbers] for numbers in (segment.read, segment.written)
+            )
             code = jax.jit(run, donate_argnums=(3,)).lower(scalars, pinned, read, written).compile()
         counters.add("specialised_compiles")
-        self.code[segment.signature] = code
+        self.code[signature] = code
         return code
 
     def _arena_struct(self, key: Key) -> Any:
@@ -235,8 +236,9 @@ class Executable:
         def visit(items: Sequence[Segment | NumberedStep]) -> None:
             for item in items:
                 if isinstance(item, Segment):
-                    if item.signature not in self.code:
-                        todo.setdefault(item.signature, item)
+                    signature = self._signature(item)
+                    if signature not in self.code:
+                        todo.setdefault(signature, item)
                 else:
                     for block in self._blocks(item):
                         visit(block)
@@ -254,6 +256,14 @@ class Executable:
         if step not in cache:
             cache[step] = [self._segments(block) for block in step.blocks]
         return cache[step]
+
+    def _forget_code(self, items: Sequence[Segment | NumberedStep]) -> None:
+        for item in items:
+            if isinstance(item, Segment):
+                item.code = None
+            else:
+                for block in self._blocks(item):
+                    self._forget_code(block)
 
     def wait(self) -> None:
         """Waits for background work (there is none in this tier)."""
@@ -344,17 +354,21 @@ class _Launch:
 
     def segment(self, segment: Segment) -> None:
         owner = self.owner
-        if segment.signature not in owner.code:
-            owner._compile_all()
-        code = owner._compile(segment)
+        code = segment.code
+        if code is None:
+            if owner._signature(segment) not in owner.code:
+                owner._compile_all()
+            code = segment.code = owner._compile(segment)
         scalars = self.scalars.get(segment.index)
         if scalars is None:
             scalars = self.scalars[segment.index] = segment.table.fill(self.bound.kernel_words(segment.index))
         pinned = [self.pinned(b) for b in segment.pinned]
-        arenas = self.arenas
-        results = code(scalars, pinned, [arenas[k] for k in segment.read], [arenas[k] for k in segment.written])
-        for key, arena in zip(segment.written, results, strict=True):
-            arenas[key] = arena
+        arenas, keys = self.arenas, segment.arenas
+        results = code(
+            scalars, pinned, [arenas[keys[n]] for n in segment.read], [arenas[keys[n]] for n in segment.written]
+        )
+        for n, arena in zip(segment.written, results, strict=True):
+            arenas[keys[n]] = arena
 
     def pinned(self, b: int) -> Any:
         buffer = self.program.buffers[b]
@@ -421,12 +435,6 @@ class _Launch:
                 regions[key] = Region(arena.unsafe_buffer_pointer(), arena.nbytes, lease)
             out[buffer.output] = regions[key].view(self.bound.regs[buffer.offset] * LANES * item, shape, dtype)
         return out
-
-
-def touched_key(program: Program, step: KernelStep, number: int) -> Key:
-    """The arena of a step's buffer number ``number``."""
-    buffer = program.buffers[step.buffers[number]]
-    return buffer.space, item_size(buffer.dtype)
 
 
 def _dims(bound: BoundProgram) -> str:

@@ -24,7 +24,7 @@ from vm.access import SLACK_ROWS
 from vm.decode import Address, Kernel, Loop, Op, Operand, Tile
 from vm.errors import ProgramError
 from vm.geometry import Blocks, Scalars
-from vm.program import LANES, PINNED, SPACE_NAMES, WRITABLE
+from vm.program import LANES
 
 Array = Any
 Arenas = dict[
@@ -45,11 +45,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class BufferRef:
-    """What a step's buffer is, as far as code depends on it."""
+    """What a step's buffer is, as far as code depends on it: which of the kernel's arenas it lies in, or which pinned argument it is."""
 
-    space: int
+    arena: int | None
     dtype: np.dtype
-    pinned: int | None = None  # index among the function's pinned arguments
+    pinned: int | None = None
 
 
 class Tracer:
@@ -138,7 +138,7 @@ class Tracer:
         assert isinstance(address, Address)
         ref = self.buffers[address.buffer]
         base = access.Offset()
-        if ref.space != PINNED:
+        if ref.arena is not None:
             base.add(self.scalar(address), LANES)
         base.add(self.scalar(op.fields["offset"]))
         return base, ref
@@ -152,14 +152,14 @@ class Tracer:
             return
         base, ref = self._base(op)
         plan = access.resolve(self.groups(op, dims), dims, base)
-        if ref.space == PINNED:
+        if ref.arena is None:
             assert ref.pinned is not None
             memory = self.pinned[ref.pinned]
             if memory.size == 0:
                 memory = jnp.zeros((1,), memory.dtype)
             out = access.fetch(memory.reshape(-1), plan, dims, overrun=0, lane_view=False)
         else:
-            memory = arenas[ref.space, ref.dtype.itemsize]
+            memory = arenas[ref.arena]
             out = from_arena(access.fetch(memory, plan, dims, overrun=SLACK_ROWS * LANES), tile.dtype)
         if plan.mask is not None:
             bits = self.scalar(op.fields["fill"])
@@ -176,10 +176,10 @@ class Tracer:
         if any(d.size == 0 for d in dims):
             return
         base, ref = self._base(op)
-        if ref.space == PINNED:
+        if ref.arena is None:
             raise ProgramError("a store to a read-only buffer")
         plan = access.resolve(self.groups(op, dims), dims, base)
-        key = (ref.space, ref.dtype.itemsize)
+        key = ref.arena
         arenas[key] = access.put(arenas[key], to_arena(self.read(tile.id)), plan, dims)
 
     # --- instructions -----------------------------------------------------------------------------------------------------------
@@ -376,10 +376,9 @@ class Tracer:
             self._iterate(loop, count, first, block, n, arenas)
 
     def _iterate(self, loop: Loop, count: Any, first: Any, block: Blocks, n: Any, arenas: Arenas) -> None:
-        used = sorted({self._arena_of(op) for op in _ops(loop.body) if "address" in op.fields} & set(arenas))
-        stored = [
-            key for key in used if key[0] in WRITABLE
-        ]  # all that are touched are carried: XLA copies what it must keep beside a loop
+        stored = sorted(
+            {a for op in _ops(loop.body) if op.insn.name == "store" and (a := self._arena_of(op)) is not None}
+        )
         carried = self._carried(loop.body)
         saved = dict(self.local)
 
@@ -404,12 +403,14 @@ class Tracer:
         for key, value in zip(carried, state[1], strict=True):
             self.local[key] = (value, saved[key][1])
 
-    def lane_arenas(self) -> list[tuple[int, int]]:
+    def lane_arenas(self) -> list[int]:
         """Arenas into which every store of the kernel writes whole lane rows at aligned places: they are seen as rows of lanes."""
-        aligned: dict[tuple[int, int], bool] = {}
+        aligned: dict[int, bool] = {}
         for op in _ops(self.kernel.body):
             if op.insn.name == "store":
                 key = self._arena_of(op)
+                if key is None:
+                    raise ProgramError("a store to a read-only buffer")
                 aligned[key] = aligned.get(key, True) and self._stores_lanes(op)
         return [key for key, ok in aligned.items() if ok]
 
@@ -439,11 +440,11 @@ class Tracer:
             run % LANES == 0 and isinstance(offset, int) and offset % LANES == 0 and all(c % LANES == 0 for c in others)
         )
 
-    def _arena_of(self, op: Op) -> tuple[int, int]:
+    def _arena_of(self, op: Op) -> int | None:
         address = op.fields["address"]
         assert isinstance(address, Address)
         ref = self.buffers[address.buffer]
-        return ref.space, ref.dtype.itemsize
+        return ref.arena
 
     def _carried(self, body: list[Op | Loop]) -> list[tuple[isa.Space, int]]:
         """Local addresses that an iteration reads before it writes them, and writes: accumulators."""
@@ -518,9 +519,6 @@ def trace(
     kernel: Kernel, table: Scalars, scalars: Array, buffers: list[BufferRef], pinned: list[Array], arenas: Arenas
 ) -> Arenas:
     """Runs one kernel symbolically: the arenas after it. ``scalars`` is what ``table.fill`` makes of the step's bound words."""
-    for ref in buffers:
-        if ref.space != PINNED and (ref.space, ref.dtype.itemsize) not in arenas:
-            raise ProgramError(f"no {SPACE_NAMES[ref.space]} arena for items of {ref.dtype.itemsize} bytes")
     out = dict(arenas)
     tracer = Tracer(kernel, table, scalars, buffers, pinned)
     for key in tracer.lane_arenas():
