@@ -1,0 +1,146 @@
+"""The reference executor: NumPy, a tile and a core at a time, local memories as bytes, real pipes and events.
+
+It is slow and it is the definition of the instruction set. Whatever a chip would get wrong only sometimes ends in a ``Hazard`` here: an
+access that is not ordered after one that it depends on, a wait for an event that nobody sets, an access outside a buffer or a memory, a
+read of what nobody has written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vm import host
+from vm.binder import Binder, BoundProgram, NumberedStep
+from vm.chip import Chip
+from vm.decode import Kernel, decode
+from vm.dtypes import dtype_of, item_size
+from vm.errors import ProgramError
+from vm.program import INPUT, LANES, PINNED, WRITABLE, CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
+from vm.reference_core import Cores, Region
+from vm.reference_memory import Arena
+
+Key = tuple[int, int]  # (space, item size)
+
+
+def run(
+    program: Program, bound: BoundProgram, arrays: Sequence[Any], chip: Chip | None = None, cores: int | None = None
+) -> list[np.ndarray]:
+    """The program's outputs for these inputs. ``chip`` and the number of ``cores`` default to the program's. ``Hazard`` for faults."""
+    return Reference(program, chip, cores).launch(bound, arrays)
+
+
+class Reference:
+    """A program on the reference executor."""
+
+    def __init__(self, program: Program, chip: Chip | None = None, cores: int | None = None, binder: Binder | None = None) -> None:
+        self.program, self.chip, self.cores = program, chip or Chip.load(program.chip), cores
+        self.steps = (binder or Binder(program)).steps
+        self.kernels: dict[int, Kernel] = {}
+
+    def launch(self, bound: BoundProgram, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """One launch with flat inputs; every result is an array of its own."""
+        return _Launch(self, bound, arrays).run()
+
+    def kernel(self, template: int) -> Kernel:
+        """A template, decoded once."""
+        if template not in self.kernels:
+            self.kernels[template] = decode(self.program.templates[template])
+        return self.kernels[template]
+
+
+class _Launch:
+    def __init__(self, owner: Reference, bound: BoundProgram, arrays: Sequence[Any]) -> None:
+        self.owner, self.program, self.bound = owner, owner.program, bound
+        self.arrays = [np.asarray(a) for a in arrays]
+        self.arenas: dict[Key, Arena] = {
+            key: Arena(rows * LANES, key[1]) for key, rows in sorted(bound.arena_rows.items())
+        }
+        self.pinned: dict[int, Arena] = {}
+
+    def run(self) -> list[np.ndarray]:
+        for b, buffer in enumerate(self.program.buffers):
+            if buffer.space == INPUT and buffer.input is not None:
+                self.write(b, self.arrays[buffer.input])
+        self.walk(self.owner.steps)
+        out: list[Any] = [None] * len(self.program.outputs)
+        for b, buffer in enumerate(self.program.buffers):
+            if buffer.output is not None:
+                out[buffer.output] = self.read(b).reshape(self.bound.output_shapes[buffer.output]).copy()
+        return out
+
+    def walk(self, steps: Sequence[NumberedStep]) -> None:
+        for numbered in steps:
+            step = numbered.step
+            if isinstance(step, KernelStep):
+                self.launch_kernel(step, numbered.index)
+            elif isinstance(step, HostStep):
+                self.host(step, numbered.index)
+            elif isinstance(step, CondStep):
+                index = int(self.read(step.selector).reshape(())[()])
+                self.walk(numbered.blocks[min(max(index, 0), len(numbered.blocks) - 1)])
+            elif isinstance(step, WhileStep):
+                test, body = numbered.blocks
+                self.walk(test)
+                while bool(self.read(step.predicate).reshape(())[()]):
+                    self.walk(body)
+                    self.walk(test)
+            elif isinstance(step, ForStep):
+                count = self.bound.regs[step.count]
+                for k in range(count):
+                    self.write(step.counter, np.asarray(count - 1 - k if step.reverse else k, np.int32))
+                    self.walk(numbered.blocks[0])
+
+    def launch_kernel(self, step: KernelStep, index: int) -> None:
+        kernel = self.owner.kernel(step.template)
+        name = step.name or self.program.templates[step.template].name or str(index)
+        cores = Cores(name, kernel, self.owner.chip, self.owner.cores)
+        cores.run(self.bound.kernel_words(index), [self.region(b) for b in step.buffers])
+
+    def host(self, step: HostStep, index: int) -> None:
+        results = host.call(step.function, [self.read(b) for b in step.inputs], self.bound.host_attrs[index])
+        for b, value in zip(step.outputs, results, strict=True):
+            if tuple(np.shape(value)) != self.bound.shape(b):
+                raise ProgramError(f"host function {step.function!r} gave shape {np.shape(value)}, expected {self.bound.shape(b)}")
+            self.write(b, np.asarray(value))
+
+    # --- buffers ------------------------------------------------------------------------------------------------------------------
+    def region(self, b: int) -> Region:
+        """Where a buffer lies."""
+        buffer = self.program.buffers[b]
+        elements, dtype = self.bound.regs[buffer.elements], dtype_of(buffer.dtype)
+        name = f"buffer {b}{f' ({buffer.name})' if buffer.name else ''}"
+        if buffer.space == PINNED or buffer.offset is None:
+            return Region(self._read_only(b), 0, elements, dtype, False, name)
+        arena = self.arenas[buffer.space, item_size(buffer.dtype)]
+        return Region(arena, self.bound.regs[buffer.offset] * LANES, elements, dtype, buffer.space in WRITABLE, name)
+
+    def _read_only(self, b: int) -> Arena:
+        if b not in self.pinned:
+            buffer = self.program.buffers[b]
+            source = self.arrays[buffer.input or 0] if buffer.constant is None else self.program.constants[buffer.constant]
+            data = np.ascontiguousarray(source).reshape(-1)
+            arena = self.pinned[b] = Arena(0, min(8, data.dtype.itemsize))
+            arena.data = data.view(np.uint8)
+            arena.written = np.ones(data.nbytes // arena.item, bool)
+        return self.pinned[b]
+
+    def _bytes(self, b: int) -> tuple[Arena, slice, slice]:
+        region = self.region(b)
+        items = math.prod(self.bound.shape(b)) * region.dtype.itemsize // region.arena.item
+        place = slice(region.start, region.start + items)
+        return region.arena, place, slice(place.start * region.arena.item, place.stop * region.arena.item)
+
+    def read(self, b: int) -> np.ndarray:
+        """A buffer's contents, for the host."""
+        arena, _, place = self._bytes(b)
+        return arena.data[place].copy().view(dtype_of(self.program.buffers[b].dtype)).reshape(self.bound.shape(b))
+
+    def write(self, b: int, value: np.ndarray) -> None:
+        """Overwrites a buffer from the host."""
+        arena, items, place = self._bytes(b)
+        arena.data[place] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        arena.written[items] = True

@@ -1,0 +1,351 @@
+"""The reference executor's cores: bound words run tile by tile on pipes with events, every access checked.
+
+The scalar pipe walks the loops and issues instructions, in order, to the queues of their pipes. A pipe runs its queue in order; an
+instruction that waits for an event holds it up. A kernel's cores take contiguous ranges of the steps of its outermost parallel loops; what
+stands outside of them runs on every core, except that only core 0 stores there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vm import isa, semantics
+from vm.chip import Chip
+from vm.decode import Address, Kernel, Loop, Op, Tile, operations
+from vm.errors import Hazard, ProgramError
+from vm.isa import Pipe
+from vm.reference_memory import PIPES, Access, Arena, Fault, Local, declared_bytes
+
+Event = tuple[Pipe, Pipe, int]  # from, to, number
+QUEUED = tuple(p for p in Pipe if p != Pipe.S)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A step's buffer: ``elements`` from item ``start`` of an arena, or of a read-only array."""
+
+    arena: Arena
+    start: int
+    elements: int
+    dtype: np.dtype
+    writable: bool
+    name: str
+
+
+@dataclass(eq=False)
+class Ready:
+    """An instruction of bound words, every field a number."""
+
+    insn: isa.Insn
+    at: int
+    pipe: Pipe
+    fields: dict[str, int]
+    tail: list[dict[str, int]]
+    waits: list[tuple[Event, bool]]  # with "back"
+    sets: list[tuple[Event, bool]]
+    barrier: bool
+    region: Region | None = None
+
+
+@dataclass(eq=False)
+class ReadyLoop:
+    """A loop of bound words."""
+
+    at: int
+    axis: int
+    kind: isa.LoopKind
+    tile: int
+    trips: int
+    extent: int
+    body: list[Ready | ReadyLoop]
+
+
+@dataclass(eq=False)
+class Task:
+    """An issued instruction: the loops' state is that of its issue."""
+
+    ready: Ready
+    axes: dict[int, tuple[int, int]]  # axis -> first index, steps
+    first: bool  # execution of the instruction on this core
+    last: bool
+    stores: bool  # whether this core stores here
+
+
+def prepare(kernel: Kernel, words: np.ndarray, regions: Sequence[Region]) -> list[Ready | ReadyLoop]:
+    """The kernel's loop tree with the numbers of bound words. ``ProgramError`` where a loop's numbers disagree."""
+
+    def pipe_at(op: Op) -> Pipe:
+        if op.insn.family == "sync":
+            return _pipe(op.at, isa.get(words, op.at, op.insn.fields[0]))
+        spaces = [kernel.tiles[op.fixed(k)].space if k in op.fields else None for k in ("dst", "x")]
+        return isa.issue_pipe(op.insn, *spaces)
+
+    def ready(op: Op) -> Ready:
+        fields = {f.name: isa.get(words, op.at, f) for f in op.insn.fields}
+        tail = []
+        for i in range(len(op.tail)):
+            base = op.at + op.insn.fixed_words + i * op.insn.tail_words
+            tail.append({f.name: isa.get(words, base, f) for f in op.insn.tail})
+        address = op.fields.get("address")
+        region = regions[address.buffer] if isinstance(address, Address) else None
+        pipe = pipe_at(op)
+        sync = {f.name: isa.get(words, op.at, f) for f in isa.SYNC}
+        waits, sets = [], []
+        for prefix, back in (("", False), ("back_", True)):
+            if sync[f"{prefix}wait_pipe"]:
+                waits.append(((_pipe(op.at, sync[f"{prefix}wait_pipe"]), pipe, sync[f"{prefix}wait_event"]), back))
+            if sync[f"{prefix}set_pipe"]:
+                sets.append(((pipe, _pipe(op.at, sync[f"{prefix}set_pipe"]), sync[f"{prefix}set_event"]), back))
+        barrier = bool(sync["barrier"]) or op.insn.name == "barrier"
+        if op.insn.name in ("set", "wait"):
+            other, back = _pipe(op.at, fields["other"]), bool(fields["back"])
+            if op.insn.name == "set":
+                sets.append(((pipe, other, fields["event"]), back))
+            else:
+                waits.append(((other, pipe, fields["event"]), back))
+        return Ready(op.insn, op.at, pipe, fields, tail, waits, sets, barrier, region)
+
+    def loop(item: Loop) -> ReadyLoop:
+        fields = {f.name: isa.get(words, item.op.at, f) for f in item.op.insn.fields}
+        tile, trips, extent = fields["tile"], fields["trips"], fields["extent"]
+        if tile < 1 or trips != -(-extent // tile):
+            raise ProgramError(f"word {item.op.at}: {trips} steps of {tile} do not make a loop of {extent} elements")
+        return ReadyLoop(item.op.at, item.axis, item.kind, tile, trips, extent, walk(item.body))
+
+    def walk(body: Sequence[Op | Loop]) -> list[Ready | ReadyLoop]:
+        return [loop(item) if isinstance(item, Loop) else ready(item) for item in body]
+
+    return walk(kernel.body)
+
+
+def _pipe(at: int, number: int) -> Pipe:
+    if number >= PIPES:
+        raise ProgramError(f"word {at}: there is no pipe {number}")
+    return Pipe(number)
+
+
+@dataclass(eq=False)
+class Pipes:
+    """Queues, clocks and events of a core. ``run`` executes an instruction and returns nothing; it may raise ``Fault``."""
+
+    run: Callable[[Task, Access], None]
+    depth: int
+    core: int = 0
+    queues: dict[Pipe, deque[Task]] = field(default_factory=lambda: {p: deque() for p in QUEUED})
+    clocks: list[list[int]] = field(default_factory=lambda: [[0] * PIPES for _ in range(PIPES)])
+    done: list[int] = field(default_factory=lambda: [0] * PIPES)
+    events: dict[Event, deque[tuple[list[int], Task]]] = field(default_factory=dict)
+
+    def issue(self, task: Task) -> None:
+        """Puts an instruction into its pipe's queue and lets every pipe run as far as it can."""
+        if task.ready.pipe == Pipe.S:
+            self._everything(task)
+            return
+        queue = self.queues[task.ready.pipe]
+        if len(queue) >= self.depth:
+            raise self.stuck()
+        queue.append(task)
+        self.progress()
+
+    def progress(self) -> None:
+        """Runs whatever is ready."""
+        moved = True
+        while moved:
+            moved = False
+            for queue in self.queues.values():
+                while queue and self._ready(queue[0]):
+                    self._execute(queue.popleft())
+                    moved = True
+
+    def _waits(self, task: Task) -> list[Event]:
+        return [event for event, back in task.ready.waits if not (back and task.first)]
+
+    def _ready(self, task: Task) -> bool:
+        return all(self.events.get(event) for event in self._waits(task))
+
+    def _execute(self, task: Task) -> None:
+        pipe = task.ready.pipe
+        clock = self.clocks[pipe]
+        for event in self._waits(task):
+            message, _ = self.events[event].popleft()
+            clock[:] = map(max, clock, message)
+        if pipe != Pipe.V or task.ready.barrier:
+            clock[pipe] = self.done[pipe]
+        if task.ready.insn.family != "sync":
+            try:
+                self.run(task, Access(pipe, self.done[pipe], clock, self.core))
+            except Fault as fault:
+                raise _Placed(task, fault) from fault
+        self.done[pipe] += 1
+        for event, back in task.ready.sets:
+            if not (back and task.last):
+                message = list(clock)
+                message[pipe] = self.done[pipe]
+                self.events.setdefault(event, deque()).append((message, task))
+
+    def _everything(self, task: Task) -> None:
+        """A barrier over all pipes."""
+        if any(self.queues.values()):
+            raise self.stuck()
+        for clock in self.clocks:
+            clock[:] = self.done
+
+    def stuck(self) -> _Placed:
+        """The deadlock that the queues are in."""
+        for queue in self.queues.values():
+            if queue:
+                task = queue[0]
+                event = next(e for e in self._waits(task) if not self.events.get(e))
+                what = f"{task.ready.insn.name} waits for event {event[2]} from {event[0].name} to {event[1].name}, which nothing sets"
+                return _Placed(task, Fault("deadlock", what))
+        raise AssertionError("no pipe is stuck")
+
+    def finish(self) -> None:
+        """The end of the kernel: every queue must be empty and every set waited for."""
+        if any(self.queues.values()):
+            raise self.stuck()
+        for (source, target, number), tokens in self.events.items():
+            if tokens:
+                what = f"event {number} from {source.name} to {target.name} is set and nothing waits for it"
+                raise _Placed(tokens[0][1], Fault("event", what))
+
+
+class _Placed(Exception):
+    def __init__(self, task: Task, fault: Fault) -> None:
+        super().__init__(fault.what)
+        self.task, self.fault = task, fault
+
+
+class Cores:
+    """Runs one kernel on all its cores, one after the other."""
+
+    def __init__(self, name: str, kernel: Kernel, chip: Chip, limit: int | None = None) -> None:
+        self.name, self.kernel, self.chip = name, kernel, chip
+        self.limit = limit or (chip.cube_cores if kernel.mix else chip.vector_cores)
+        capacity = {
+            isa.Space.UB: chip.ub_bytes - chip.ub_reserved_bytes,
+            isa.Space.L1: chip.l1_bytes,
+            isa.Space.L0C: chip.l0c_bytes,
+        }
+        ends = {space: 0 for space in isa.Space}
+        for tile in kernel.tiles.values():
+            ends[tile.space] = max(ends[tile.space], tile.address + declared_bytes(tile))
+        self.memory = {space: Local(space, capacity[space], ends[space]) for space in isa.Space}
+        self.ns = semantics.NumpyNamespace()
+        self.axes: dict[int, tuple[int, int]] = {}
+        self.axis_tiles: dict[int, int] = {}
+
+    def run(self, words: np.ndarray, regions: Sequence[Region]) -> None:
+        """Runs the kernel. ``Hazard`` for what must not happen."""
+        body = prepare(self.kernel, words, regions)
+        stored = {id(r.arena): r.arena for r in (self._region(op, regions) for op in self._stores()) if r is not None}
+        for arena in stored.values():
+            arena.begin()
+        outer = [item.trips for item in body if isinstance(item, ReadyLoop) and item.kind == isa.LoopKind.PARALLEL]
+        cores = max(1, min(self.limit, max(outer, default=1)))
+        try:
+            for core in range(cores):
+                for memory in self.memory.values():
+                    memory.reset()
+                self._core(body, core, cores)
+        except _Placed as placed:
+            ready, fault = placed.task.ready, placed.fault
+            where = f" [core {core}]" if cores > 1 else ""
+            raise Hazard(fault.kind, self.name, ready.at, f"{ready.insn.name}: {fault.what}{where}") from None
+        finally:
+            for arena in stored.values():
+                arena.end()
+
+    def _stores(self) -> list[Op]:
+        return [op for op in operations(self.kernel.body) if op.insn.name == "store"]
+
+    def _region(self, op: Op, regions: Sequence[Region]) -> Region | None:
+        address = op.fields["address"]
+        return regions[address.buffer] if isinstance(address, Address) else None
+
+    def _core(self, body: list[Ready | ReadyLoop], core: int, cores: int) -> None:
+        self.pipes = Pipes(self.execute, self.chip.issue.queue_depth, core)
+        self._block(body, True, True, core, cores, core == 0)
+        self.pipes.finish()
+
+    def _block(self, body: list[Ready | ReadyLoop], first: bool, last: bool, core: int, cores: int, stores: bool) -> None:
+        for item in body:
+            if isinstance(item, Ready):
+                self.pipes.issue(Task(item, dict(self.axes), first, last, stores))
+                continue
+            begin, end, inner_cores, inner_stores = 0, item.trips, cores, stores
+            if cores and item.kind == isa.LoopKind.PARALLEL:  # the outermost one: its steps are shared out
+                each, more = divmod(item.trips, cores)
+                begin = core * each + min(core, more)
+                end = begin + each + (core < more)
+                inner_cores, inner_stores = 0, True
+            for step in range(begin, end):
+                base = step * item.tile
+                self.axes[item.axis] = (base, min(item.tile, item.extent - base))
+                self._block(item.body, first and step == begin, last and step == end - 1, core, inner_cores, inner_stores)
+            self.axes.pop(item.axis, None)
+
+    # --- operands ---------------------------------------------------------------------------------------------------------------
+    def execute(self, task: Task, access: Access) -> None:
+        """The work of one instruction."""
+        from vm import reference_ops
+
+        with np.errstate(all="ignore"):
+            reference_ops.execute(Execution(self, task, access))
+
+
+@dataclass(eq=False)
+class Execution:
+    """One instruction being executed: its operands and where it may write."""
+
+    cores: Cores
+    task: Task
+    access: Access
+
+    @property
+    def ready(self) -> Ready:
+        return self.task.ready
+
+    @property
+    def ns(self) -> semantics.NumpyNamespace:
+        return self.cores.ns
+
+    def field(self, name: str) -> int:
+        return self.task.ready.fields[name]
+
+    def tile(self, number: int) -> Tile:
+        return self.cores.kernel.tiles[number]
+
+    def shape(self, tile: Tile) -> list[int]:
+        """The tile's extent in this step of the loops."""
+        out = []
+        for size, axis in tile.dims:
+            n = size if axis == isa.NO_AXIS else self.task.axes[axis][1]
+            if n > size:
+                raise Fault("mismatch", f"a step of axis {axis} has {n} elements, tile {tile.id} holds {size}")
+            out.append(n)
+        return out
+
+    def index(self, tile: Tile, d: int) -> np.ndarray:
+        """Global indices along dim ``d``, shaped to broadcast over the tile."""
+        size, axis = tile.dims[d]
+        base, n = (0, size) if axis == isa.NO_AXIS else self.task.axes[axis]
+        return (base + np.arange(n, dtype=np.int64)).reshape([-1 if i == d else 1 for i in range(len(tile.dims))])
+
+    def read(self, operand: str | int) -> np.ndarray:
+        """The contents of the tile in field ``operand`` (or of the tile with that number)."""
+        tile = self.tile(self.field(operand) if isinstance(operand, str) else operand)
+        return self.cores.memory[tile.space].read(tile, self.shape(tile), self.cores.kernel.tiles, self.access)
+
+    def write(self, operand: str, value: np.ndarray) -> None:
+        """Writes the tile in field ``operand``."""
+        tile = self.tile(self.field(operand))
+        shape = self.shape(tile)
+        value = np.asarray(value)
+        if list(value.shape) != shape or value.dtype != tile.dtype:
+            raise Fault("mismatch", f"tile {tile.id} is {tile.dtype}{shape} and gets {value.dtype}{list(value.shape)}")
+        self.cores.memory[tile.space].write(tile, value, declared_bytes(tile), self.access)
