@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from symbolic import relations
 from symbolic.expr import FLOORDIV, MOD, SYMBOL, Atom, Dim, Expr, Mono, atom_expr, content, make, symbol
-from symbolic.functions import Range, mod
+from symbolic.functions import Range, floordiv, mod
 from symbolic.journal import JournalDict
-from symbolic.relations import Relation, lt
+from symbolic.relations import Relation, either, lt
 from symbolic.store import Store
 from symbolic.substitution import smallest_linear, without_content
 
@@ -19,6 +20,17 @@ MAX_PROPAGATED = 16  # inequalities looked at again when a range changes
 
 class Contradiction(Exception):
     """The facts cannot all hold; the text names what clashes. Never leaves this package."""
+
+
+class Silent:
+    """Stands where a recorder would be: every note is ignored."""
+
+    def __getattr__(self, note: str) -> Callable[..., None]:
+        return _ignore
+
+
+def _ignore(*args: Any) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,7 @@ class Knowledge(Store):
         self.alternatives: list[Alternatives] = []
         self.alternatives_of: JournalDict[str, tuple[int, ...]] = JournalDict(self.journal)
         self.rules: JournalDict[Mono, str] = JournalDict(self.journal)  # where each entry of ``products`` comes from
+        self.log: Any = Silent()  # or a ``record.Recorder``, which writes down why each thing is known
 
     @contextmanager
     def assuming(self, *rels: Relation) -> Iterator[None]:
@@ -46,22 +59,28 @@ class Knowledge(Store):
         lengths = len(self.inequalities), len(self.alternatives)
         caches = self._norms, self._bounds, self._plain
         self._norms, self._bounds, self._plain = {}, {}, {}
+        self.log.enter(rels)
         try:
             for rel in rels:
                 self.learn(rel, f"case {rel}")
             yield
         finally:
+            self.log.leave()
             self.journal.undo(mark)
             self._norms, self._bounds, self._plain = caches
             del self.inequalities[lengths[0] :], self.alternatives[lengths[1] :]
 
-    def hide(self, hint: str, meaning: Dim, lo: int | None, hi: int | None, d: int = 1) -> str:
-        """A hidden symbol that is exactly ``meaning / d``, ``meaning`` over declared symbols."""
+    def hide(
+        self, hint: str, meaning: Dim, lo: int | None, hi: int | None, d: int = 1, over_roots: Dim | None = None
+    ) -> str:
+        """A hidden symbol that is exactly ``meaning / d``, ``meaning`` over declared symbols; ``over_roots`` is the same over roots."""
         name = hint.rstrip("'") + "'"
         while name in self.order:
             name += "'"
         self.add_symbol(name, lo, hi)
         self.hidden[name] = meaning, d
+        if over_roots is not None:
+            self.log.hidden(name, over_roots, lo, hi, d)
         return name
 
     def learn(self, rel: Relation, text: str) -> None:
@@ -71,9 +90,11 @@ class Knowledge(Store):
             return
         a, b = rel.args
         if rel.op == relations.DIVIDES:
+            self.log.divides(rel)
             self._learn_divides(self.norm(a), self.norm(b), text)
             return
         p = self.norm(b - a)
+        self.log.relation(rel, p)
         if rel.op == relations.EQ:
             self.learn_zero(p, text)
         elif rel.op == relations.NE:
@@ -89,12 +110,16 @@ class Knowledge(Store):
         while isinstance(p, Expr):
             reduced = without_content(p)
             if reduced is None:
+                self.log.absurd(("zero", p))
                 raise Contradiction(text)
             assert isinstance(reduced, Expr)
+            self.log.scaled_zero(p, reduced)
             p = reduced
             found = self.sub.candidate(p)
             if found is not None:
-                self._eliminate(found[0], symbol(found[0]) - p * found[1], text)
+                value = symbol(found[0]) - p * found[1]
+                self.log.solved(found[0], value, p, found[1])
+                self._eliminate(found[0], value, text)
                 return
             smallest = smallest_linear(p)
             if smallest is None:
@@ -105,10 +130,13 @@ class Knowledge(Store):
             rest = p - c * symbol(name)
             assert isinstance(rest, Expr)
             whole = make({m: v // c for m, v in rest.terms.items() if v // c})
-            k = symbol(self.hide(name, self.back(symbol(name) + whole), None, None))
+            k = symbol(self.hide(name, self.back(symbol(name) + whole), None, None, 1, symbol(name) + whole))
+            self.log.defined(name, k - whole, k)
             self._eliminate(name, k - whole, text)
+            self.log.zero_norm(p)
             p = self.norm(p)
         if p != 0:
+            self.log.absurd(("zero", p))
             raise Contradiction(text)
 
     def _eliminate(self, name: str, value: Dim, text: str) -> None:
@@ -116,14 +144,18 @@ class Knowledge(Store):
         lo, hi = self.ranges[name]
         self.sub.define(name, value)
         self.changed()
+        self.log.bounds_moved(symbol(name), value, lo, hi, ("sub", name))
         if lo is not None:
             self.learn_nonneg(self.norm(value - lo), f"{lo} <= {self._shown(name)} and {text}")
         if hi is not None:
             self.learn_nonneg(self.norm(hi - value), f"{self._shown(name)} <= {hi} and {text}")
         for mono in self.rules_with(name):
-            zero = self.sub.apply(make({mono: 1}) - self.products.pop(mono))
+            if mono not in self.products:
+                continue  # what was learned from another rule has replaced this one
+            rule = make({mono: 1}) - self.products.pop(mono)
             self.changed()
-            self.learn_zero(self.norm(zero), self.rules.pop(mono))
+            self.log.rule_dropped(mono, rule)
+            self.learn_zero(self.norm(rule), self.rules.pop(mono))
         if self.alternatives_of.get(name):
             for other in self._roots(symbol(name)):
                 fresh = [i for i in self.alternatives_of[name] if i not in self.alternatives_of.get(other, ())]
@@ -136,8 +168,11 @@ class Knowledge(Store):
         for i in indices:
             fact = self.inequalities[i]
             p = self.norm(fact.expr)
+            if not (isinstance(p, int) and p >= 0):
+                self.log.nonneg_norm(fact.expr, ("ineq", i))
             if isinstance(p, int):
                 if p < 0:
+                    self.log.absurd(("nonneg", p))
                     raise Contradiction(fact.text)
             elif _single_symbol(p) is not None:
                 self.learn_nonneg(p, fact.text)
@@ -154,12 +189,14 @@ class Knowledge(Store):
             if len(mono) == 1 and abs(c) == 1 and mono[0].op in (FLOORDIV, MOD) and isinstance(mono[0].args[1], int):
                 value = atom_expr(mono[0]) - c * p  # atom == value
                 if not isinstance(value, Expr) or mono[0] not in _atoms_of(value):
+                    self.log.equal_from_zero(atom_expr(mono[0]), value, p, c)
                     self._learn_division(mono[0], value, text)
                     return
         if self._split_numerator(p, text):
             return
         mono, c = max(p.terms.items(), key=lambda t: _rule_order(t[0]))
         if abs(c) != 1:
+            self.log.both_signs(p)
             self.add_inequality(p, text)
             self.add_inequality(-p, text)
             return
@@ -167,6 +204,7 @@ class Knowledge(Store):
         lead = make({mono: 1})
         value = lead - c * p
         lo, hi = self.bounds(lead)
+        self.log.rule_added(mono, lead, value, p, c, lo, hi)
         self.add_rule(mono, value)
         self.rules[mono] = text
         self.changed()
@@ -185,9 +223,12 @@ class Knowledge(Store):
                 continue
             name, c = found
             lo, hi = self.bounds(x // d)
-            q = symbol(self.hide("q", self.back(x // d), lo, hi))
-            r = symbol(self.hide("r", self.back(mod(x, d)), 0, d - 1))
-            self._eliminate(name, self.norm(symbol(name) - c * (x - d * q - r)), text)
+            q = symbol(self.hide("q", self.back(x // d), lo, hi, 1, x // d))
+            r = symbol(self.hide("r", self.back(mod(x, d)), 0, d - 1, 1, mod(x, d)))
+            value = symbol(name) - c * (x - d * q - r)
+            self.log.split(name, value, self.norm(value), x, d, q, r, c)
+            self._eliminate(name, self.norm(value), text)
+            self.log.zero_norm(p)
             self.learn_zero(self.norm(p), text)
             return True
         return False
@@ -196,32 +237,44 @@ class Knowledge(Store):
         """``x // d == value`` or ``x % d == value``: x is d*value + r, or d*q + value."""
         x, d = atom.args
         if atom.op == FLOORDIV:
-            part = symbol(self.hide("r", self.back(mod(x, d)), 0, d - 1))
+            part = symbol(self.hide("r", self.back(mod(x, d)), 0, d - 1, 1, mod(x, d)))
+            self.log.quotient_known(atom, value, part)
             self.learn_zero(self.norm(x - d * value - part), text)
             return
-        part = symbol(self.hide("q", self.back(x - value), *self.bounds(x // d), d))
+        self.log.remainder_known(atom, value)
+        part = symbol(self.hide("q", self.back(x - value), *self.bounds(x // d), d, x - value))
+        self.log.zero_norm(x - d * part - value, ("quotient", part.as_symbol))
+        self.log.nonneg_norm(value)
+        self.log.nonneg_norm(d - 1 - value)
         self.learn_nonneg(self.norm(value), text)
         self.learn_nonneg(self.norm(d - 1 - value), text)
+        self.log.zero_norm(x - d * part - value)
         self.learn_zero(self.norm(x - d * part - value), text)
 
     def _learn_divides(self, d: Dim, x: Dim, text: str) -> None:
         if isinstance(x, int) and isinstance(d, int):
             if (x % d if d else x) != 0:
+                self.log.absurd(("divides", d, x))
                 raise Contradiction(text)
             return
         if x == 0 or d in (1, -1):
             return
         if isinstance(d, int) and isinstance(x, Expr):
             if d == 0:
+                self.log.divides_by_zero(x)
                 self.learn_zero(x, text)
                 return
             rest = self.norm(mod(x, d))  # smaller: without common factors, and without what is known to be divisible
+            if rest != 0:
+                self.log.no_remainder(d, x, rest)
             if isinstance(rest, int):
                 if rest:
+                    self.log.absurd(("zero", rest))
                     raise Contradiction(text)
                 return
             ((mono, c), *others) = rest.terms.items()
             if not others and len(mono) == 1 and mono[0].op == MOD and isinstance(mono[0].args[1], int):
+                self.log.smaller_multiple(mono[0], c, rest)
                 x, d = mono[0].args
             low, high = self.bounds(x // d)
         else:
@@ -231,11 +284,11 @@ class Knowledge(Store):
                 low = 0 if lo is not None and lo >= 0 else None
                 high = hi if hi is not None and hi >= 0 else None
         if isinstance(d, int):
-            quotient = symbol(self.hide("q", self.back(x), low, high, d))
+            quotient = symbol(self.hide("q", self.back(x), low, high, d, x))
         else:
-            quotient = symbol(
-                self.hide("q", self.back(x) // self.back(d) if isinstance(x, Expr) else x // d, low, high)
-            )
+            meaning = self.back(x) // self.back(d) if isinstance(x, Expr) else x // d
+            quotient = symbol(self.hide("q", meaning, low, high, 1, floordiv(x, d)))
+        self.log.exact(x, d, quotient)
         self.learn_zero(self.norm(x - d * quotient), text)
 
     # --- inequalities -------------------------------------------------------------------------------------------------
@@ -244,19 +297,24 @@ class Knowledge(Store):
         """``p >= 0``, p over roots."""
         if isinstance(p, int):
             if p < 0:
+                self.log.absurd(("nonneg", p))
                 raise Contradiction(text)
             return
         g = content(p, with_constant=False)
         if g > 1:
-            p = make({m: c // g for m, c in p.terms.items() if c // g})
-            assert isinstance(p, Expr)
+            reduced = make({m: c // g for m, c in p.terms.items() if c // g})
+            assert isinstance(reduced, Expr)
+            self.log.scaled_nonneg(p, reduced, g)
+            p = reduced
         if self.nonneg(p):
             return
         hi = self.bounds(p)[1]
         if hi is not None and hi < 0:
+            self.log.below_zero(p, hi)
             raise Contradiction(text)
         found = _single_symbol(p)
         if found is None:
+            self.log.inequality(len(self.inequalities), p)
             self.add_inequality(p, text)
             self.changed()
             self._propagate([len(self.inequalities) - 1])
@@ -269,11 +327,14 @@ class Knowledge(Store):
         else:
             bound = p.constant // -c
             hi = bound if hi is None or bound < hi else hi
+        self.log.range_from(p, name, c, bound)
         if lo is not None and hi is not None and lo > hi:
+            self.log.empty_range(name)
             raise Contradiction(text)
         self.ranges[name] = lo, hi
         self.changed()
         if lo is not None and lo == hi:
+            self.log.pinned(name, lo)
             self._eliminate(name, lo, text)
         else:
             self._propagate(list(self.by_symbol.get(name, ())[:MAX_PROPAGATED]))
@@ -295,7 +356,9 @@ class Knowledge(Store):
                 limit = -(top // c) if c > 0 else top // -c
                 if (lo is None or limit > lo) if c > 0 else (hi is None or limit < hi):
                     lo, hi = (limit, hi) if c > 0 else (lo, limit)
+                    self.log.propagated(index, p, name, c, top, limit)
                     if lo is not None and hi is not None and lo > hi:
+                        self.log.empty_range(name)
                         raise Contradiction(self.inequalities[index].text)
                     self.ranges[name] = lo, hi
                     self.changed()
@@ -305,18 +368,23 @@ class Knowledge(Store):
     def _learn_nonzero(self, p: Dim, text: str) -> None:
         if isinstance(p, int):
             if p == 0:
+                self.log.absurd(("unequal", p))
                 raise Contradiction(text)
             return
         if self.nonneg(p):
+            self.log.not_zero(p, p)
             self.learn_nonneg(p - 1, text)
         elif self.nonneg(-p):
+            self.log.not_zero(p, -p)
             self.learn_nonneg(-p - 1, text)
         else:
-            shown = self.back(p)
+            shown = self.back(p) if isinstance(self.log, Silent) else p
+            self.log.not_zero(p, None)
             self._learn_either((lt(shown, 0), lt(0, shown)), text)
 
     def _learn_either(self, parts: tuple[Relation, ...], text: str) -> None:
         possible = []
+        self.log.begin_cases(either(*parts))
         names = tuple(dict.fromkeys(s for r in parts for s in self._roots(r)))[:8]
         spans: list[list[Range]] = []
         for part in parts:
@@ -324,8 +392,12 @@ class Knowledge(Store):
                 with self.assuming(part):
                     spans.append([self.bounds(self.sub.apply(symbol(n))) for n in names])
                     possible.append(part)
+                    self.log.possible(part, names, spans[-1])
             except Contradiction:
+                self.log.case_closed()
                 continue
+            self.log.case_closed()
+        self.log.remaining(tuple(possible), names, spans)
         if not possible:
             raise Contradiction(text)
         if len(possible) == 1:
@@ -334,14 +406,17 @@ class Knowledge(Store):
         index = len(self.alternatives)
         roots = tuple(dict.fromkeys(s for r in possible for s in self._roots(r)))
         self.alternatives.append(Alternatives(tuple(possible), text, roots))
+        self.log.alternatives(index, tuple(possible))
         for name in roots:
             self.alternatives_of[name] = (*self.alternatives_of.get(name, ()), index)
         self.changed()
         for name, ranges in zip(names, zip(*spans, strict=True), strict=True):
             lows, highs = [lo for lo, _ in ranges], [hi for _, hi in ranges]
             if None not in lows:
+                self.log.nonneg_norm(symbol(name) - min(lows))
                 self.learn_nonneg(self.norm(symbol(name) - min(lows)), text)
             if None not in highs:
+                self.log.nonneg_norm(max(highs) - symbol(name))
                 self.learn_nonneg(self.norm(max(highs) - symbol(name)), text)
 
     def _roots(self, part: Dim | Relation) -> tuple[str, ...]:

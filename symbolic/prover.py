@@ -30,7 +30,7 @@ from symbolic.expr import (
 )
 from symbolic.functions import floordiv, mod, poly_divmod
 from symbolic.learn import Contradiction, Knowledge
-from symbolic.linear import certificate, verify
+from symbolic.linear import Certificate, certificate, verify
 from symbolic.relations import Relation, divides, eq, ge, le, lt, ne
 
 FUEL = 60  # cases plus calls of the linear solver per question
@@ -205,6 +205,7 @@ class Prover:
             return None
         self.fuel -= 1
         facts, texts = self._facts_for(goal)
+        kept: list[Expr] = []
         lows: dict[Atom, int | None] = {}
         shifted_goal = self._shift(goal, lows)
         if isinstance(shifted_goal, int):
@@ -220,13 +221,20 @@ class Prover:
                     assert isinstance(moved, Expr)
                 shifted.append(moved)
                 used.append(text)
+                kept.append(fact)
         monos = {m for e in (shifted_goal, *shifted) for m in e.terms if m}
         free = {m for m in monos if any(lows[a] is None for a in m)}
         found = certificate(shifted_goal, shifted, free)
         if found is None or not verify(found, shifted_goal, shifted, free):
             return None
+        self._found(goal, found, kept, shifted, lows)
         names = list(dict.fromkeys(used[i] for i, _ in found.weights))
         return "it follows from " + (" and ".join(names[:6]) if names else "the ranges")
+
+    def _found(
+        self, goal: Expr, found: Certificate, facts: list[Expr], shifted: list[Expr], lows: dict[Atom, int | None]
+    ) -> None:
+        """Told of every certificate: ``shifted`` are the ``facts`` counted from the lower bounds ``lows``, without common factors."""
 
     def _shift(self, dim: Expr, lows: dict[Atom, int | None]) -> Dim:
         """``dim`` with every atom that has a lower bound counted from there."""

@@ -15,6 +15,7 @@ class Substitution:
         """``mapping`` is filled here; of two candidates the one with the larger ``rank`` is eliminated."""
         self.rank = rank
         self.map = mapping
+        self.compressed: Callable[[str, Dim, Dim], None] | None = None  # told of every value that is replaced by an equal one
 
     def apply(self, dim: Dim) -> Dim:
         """``dim`` over root symbols."""
@@ -42,7 +43,10 @@ class Substitution:
             if unresolved:
                 stack.extend(unresolved)
                 continue
-            self.map[top] = value.subs({s: self.map[s] for s in inner})
+            new = value.subs({s: self.map[s] for s in inner})
+            if self.compressed is not None:
+                self.compressed(top, value, new)
+            self.map[top] = new
             stack.pop()
 
     def _is_resolved(self, name: str) -> bool:
