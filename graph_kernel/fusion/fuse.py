@@ -75,7 +75,7 @@ class Fuser:
         self.cuts: list[dict[str, str]] = []
         self.free = self._free_nodes()
         self.constants = {
-            n.output for n in graph.nodes if n.op == "constant" and np.asarray(n.attrs["value"]).size != 1
+            n.output for n in graph.nodes if n.op == "constant" and not _is_carried(n)
         }
         self.tried: dict[tuple[int, int], str] = {}
         self.count = 0
@@ -89,8 +89,7 @@ class Fuser:
             from_generators = bool(node.inputs) and all(v in generated for v in node.inputs)
             if node.op in FREE_OPS and (node.op == "constant" or self._chip(node)):
                 free.add(node)
-                scalar = node.op != "constant" or np.asarray(node.attrs["value"]).size == 1
-                if (node.op in GENERATORS and scalar) or (from_generators and node.op in ("broadcast", "reshape", "transpose")):
+                if (node.op in GENERATORS and _is_carried(node)) or (from_generators and node.op in ("broadcast", "reshape", "transpose")):
                     generated.update(node.outputs)
             elif from_generators and OPS[node.op].pattern is Pattern.ELEMENTWISE and node.op not in EXPENSIVE and self._chip(node):
                 free.add(node)
@@ -234,6 +233,9 @@ class Fuser:
         """Makes a value stored. A reshape of a stored value is the same memory; other movement becomes a kernel of its own."""
         producer = value.producer
         if value in self.forced or producer is None or value in self.constants:
+            return
+        if producer.op == "constant":  # a number that the host reads; kernels still carry their own
+            self.constants.add(value)
             return
         self.forced[value] = None
         if producer not in self.free:
@@ -545,7 +547,7 @@ def _is_scalar_chain(node: Node) -> bool:
             if v.producer is None:
                 return False
             if v.producer.op in GENERATORS:
-                if v.producer.op == "constant" and np.asarray(v.producer.attrs["value"]).size != 1:
+                if not _is_carried(v.producer):
                     return False
                 continue
             if v.producer.op not in FREE_OPS:
@@ -614,7 +616,8 @@ def unshare(graph: Graph) -> None:
 
 
 def _is_carried(node: Node) -> bool:
-    return node.op != "constant" or np.asarray(node.attrs["value"]).size == 1
+    """False for constants that are arrays in memory: those of several elements, and of dtypes that the chip lacks."""
+    return node.op != "constant" or (np.asarray(node.attrs["value"]).size == 1 and on_chip("constant", [node.output.dtype]))
 
 
 def _root(value: Value) -> Value:

@@ -71,9 +71,13 @@ def register(op: OpDef) -> OpDef:
     return op
 
 
+CHIP_DTYPES = frozenset("bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32".split())
+
+
 def on_chip(op: str, dtypes: Sequence[np.dtype]) -> bool:
-    """Whether the NPU can run ``op`` on operands and results of these dtypes: float64 and complex are the host's."""
-    return OPS[op].chip and not any(d == np.float64 or d.kind == "c" for d in dtypes)
+    """Whether the NPU can run ``op`` on operands and results of these dtypes: float64, complex and what is narrower than a byte or a
+    16-bit float are the host's."""
+    return OPS[op].chip and all(d.name in CHIP_DTYPES for d in dtypes)
 
 
 def is_float(dtype: np.dtype) -> bool:
