@@ -17,6 +17,8 @@ from tests.models.pairwise import pairwise
 BATCHES, SEQUENCES, PASTS = (1, 2, 3), (1, 2, 7, 16, 33, 128, 257), (0, 1, 5, 64)
 ROWS = (0, 1, 2, 3, 7, 16, 33, 128, 257)  # batch sizes of MMoE, whose batch is its only dimension
 
+DTYPES = (jnp.float32, jnp.bfloat16)
+
 FLOAT32_TOLERANCE = 2e-5  # of a whole block: max|a - b| / max|b|
 ROUNDING = {jnp.bfloat16: 2.0**-9, jnp.float16: 2.0**-12}  # relative error of rounding one value
 
@@ -32,11 +34,15 @@ def factors(config: models.Config) -> dict[str, tuple[int, ...]]:
     return {"b": ROWS}
 
 
-def shapes(config: models.Config, every: bool = False) -> list[Dims]:
-    """Sizes to launch at: all combinations, or so many that every value and every pair of values occurs."""
+def shapes(config: models.Config, every: bool = False, dtype: Any = None) -> list[Dims]:
+    """Sizes to launch at: all combinations, or so many that every value and every pair of values occurs. With a ``dtype`` of
+    ``DTYPES`` it is one of the paired factors, and the rows that fall to it are returned."""
     table = factors(config)
-    rows = product(*table.values()) if every else pairwise(list(table.values()))
-    return [dict(zip(table, row, strict=True)) for row in rows]
+    if every or dtype is None:
+        rows = product(*table.values()) if every else pairwise(list(table.values()))
+        return [dict(zip(table, row, strict=True)) for row in rows]
+    rows = pairwise([*table.values(), range(len(DTYPES))])
+    return [dict(zip(table, row[:-1], strict=True)) for row in rows if row[-1] == DTYPES.index(dtype)]
 
 
 def specs(config: models.Config, dtype: Any) -> list[jax.ShapeDtypeStruct]:

@@ -14,7 +14,7 @@ import dvm
 from dvm import models
 from tests.models import harness
 
-DTYPES = [jnp.float32, jnp.bfloat16]
+DTYPES = harness.DTYPES
 DECODERS = ["qwen2.5-0.5b", "qwen3-0.6b", "llama-3.2-1b"]
 
 
@@ -27,7 +27,7 @@ def check(config: models.Config, dtype: jnp.dtype, every: bool = False) -> None:
     before = dvm.stats()
     program = dvm.compile(models.block(config), params, *harness.specs(config, dtype))
     wrong = []
-    for dims in harness.shapes(config, every):
+    for dims in harness.shapes(config, every, dtype if dtype in DTYPES else None):
         args = harness.inputs(config, dims, rounded)
         if dtype == jnp.float32:
             args = harness.upcast(args)
