@@ -49,7 +49,7 @@ class _Assembler:
         else:
             raise TypeError(f"field {field.name}: {value!r}")
 
-    def insn(self, name: str, fields: dict, tail: list[dict]) -> None:
+    def insn(self, name: str, fields: dict, tail: list[dict], sync: dict[str, int] | None = None) -> None:
         insn = isa.TABLE[name]
         base = len(self.words)
         length = insn.fixed_words + len(tail) * insn.tail_words
@@ -59,6 +59,8 @@ class _Assembler:
         isa.put(self.words, base, isa.HEAD_ID, insn.id)
         isa.put(self.words, base, isa.HEAD_LEN, length)
         isa.put(self.words, base, isa.HEAD_TAIL, len(tail))
+        for f in isa.SYNC if sync else ():
+            isa.put(self.words, base, f, sync.get(f.name, 0))
         for f in insn.fields:
             self.field(base, f, fields.get(f.name, 0))
         for i, item in enumerate(tail):
@@ -75,7 +77,7 @@ class _Assembler:
                 self.body(item.body)
                 self.insn("endloop", {"axis": item.axis.id}, [])
             else:
-                self.insn(item.name, item.fields, item.tail)
+                self.insn(item.name, item.fields, item.tail, item.sync)
 
 
 def assemble(body: list[VInsn | VLoop], name: str) -> Assembled:

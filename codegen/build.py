@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import local_memory
+from codegen import local_memory, sync
 from codegen.assemble import Assembled, assemble
 from codegen.lower import Lowering
 from graph_kernel.fusion import fuse as fusion
@@ -222,7 +222,7 @@ class ProgramBuilder:
         """Code of a group and the bytes of unified buffer it uses. Raises ``Refusal``."""
         body = Lowering(axes, layout, outputs, stored, self.scope).run()
         used = local_memory.plan(body, layout.loops, self.chip)
-        return assemble(body, _kernel_name(nodes)), used
+        return assemble(sync.insert(body, layout.loops), _kernel_name(nodes)), used
 
     def kernel(self, group: Group, plan: Plan, buffers: dict[Value, int]) -> KernelStep:
         """Code of one group as a step."""

@@ -40,6 +40,7 @@ class VInsn:
     name: str
     fields: dict[str, int | Dim | VTile | Imm | Value]
     tail: list[dict[str, int | Dim | VTile]] = field(default_factory=list)
+    sync: dict[str, int] = field(default_factory=dict)  # fields of isa.SYNC
 
     def tiles(self) -> Iterator[VTile]:
         """Every tile the instruction names."""
