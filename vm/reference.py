@@ -18,7 +18,7 @@ from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
 from vm.decode import Kernel, decode
 from vm.dtypes import dtype_of, item_size
-from vm.errors import ProgramError
+from vm.errors import Hazard, ProgramError
 from vm.program import INPUT, LANES, PINNED, WRITABLE, CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
 from vm.reference_core import Cores, Region
 from vm.reference_memory import Arena
@@ -136,7 +136,10 @@ class _Launch:
 
     def read(self, b: int) -> np.ndarray:
         """A buffer's contents, for the host."""
-        arena, _, place = self._bytes(b)
+        arena, items, place = self._bytes(b)
+        if not arena.written[items].all():
+            what = "the host reads elements that nothing has written"
+            raise Hazard("uninitialised read", f"of buffer {b} ({self.program.buffers[b].name})", 0, what)
         return arena.data[place].copy().view(dtype_of(self.program.buffers[b].dtype)).reshape(self.bound.shape(b))
 
     def write(self, b: int, value: np.ndarray) -> None:

@@ -337,15 +337,33 @@ class Execution:
         return (base + np.arange(n, dtype=np.int64)).reshape([-1 if i == d else 1 for i in range(len(tile.dims))])
 
     def read(self, operand: str | int) -> np.ndarray:
-        """The contents of the tile in field ``operand`` (or of the tile with that number)."""
-        tile = self.tile(self.field(operand) if isinstance(operand, str) else operand)
-        return self.cores.memory[tile.space].read(tile, self.shape(tile), self.cores.kernel.tiles, self.access)
+        """The contents of the tile in field ``operand`` (or of the tile with that number), all of which must be defined."""
+        value, undefined = self.peek(operand)
+        if undefined is not None:
+            tile = self.field(operand) if isinstance(operand, str) else operand
+            raise Fault("uninitialised read", f"tile {tile} has elements from global memory that nothing has written")
+        return value
 
-    def write(self, operand: str, value: np.ndarray) -> None:
+    def peek(self, operand: str | int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Like ``read``, and which elements are undefined (None if none is): for instructions that only move elements."""
+        tile = self.tile(self.field(operand) if isinstance(operand, str) else operand)
+        memory, shape = self.cores.memory[tile.space], self.shape(tile)
+        value = memory.read(tile, shape, self.cores.kernel.tiles, self.access)
+        return value, memory.undefined_in(tile, shape)
+
+    def move(self, operands: list[str] | list[int], function: Callable[..., np.ndarray]) -> None:
+        """dst = ``function`` of the operands' contents, which only moves elements; undefined ones may be among them."""
+        found = [self.peek(operand) for operand in operands]
+        undefined = None
+        if any(mask is not None for _, mask in found):
+            undefined = function(*(np.zeros(v.shape, bool) if mask is None else mask for v, mask in found))
+        self.write("dst", function(*(value for value, _ in found)), undefined)
+
+    def write(self, operand: str, value: np.ndarray, undefined: np.ndarray | None = None) -> None:
         """Writes the tile in field ``operand``."""
         tile = self.tile(self.field(operand))
         shape = self.shape(tile)
         value = np.asarray(value)
         if list(value.shape) != shape or value.dtype != tile.dtype:
             raise Fault("mismatch", f"tile {tile.id} is {tile.dtype}{shape} and gets {value.dtype}{list(value.shape)}")
-        self.cores.memory[tile.space].write(tile, value, declared_bytes(tile), self.access)
+        self.cores.memory[tile.space].write(tile, value, declared_bytes(tile), self.access, undefined)

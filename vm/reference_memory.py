@@ -64,6 +64,7 @@ class Local:
         used = min(used, capacity)
         self.data = np.zeros(used, np.uint8)
         self.owner = np.full(used, -1, np.int16)  # the tile through which a byte was written
+        self.undefined = np.zeros(used, bool)  # bytes that came from global memory which nothing has written
         self.writer = np.full(used, -1, np.int64)
         self.readers: dict[Pipe, np.ndarray] = {}
         self.used = used
@@ -71,6 +72,7 @@ class Local:
     def reset(self) -> None:
         """Another core: nothing is written yet."""
         self.owner.fill(-1)
+        self.undefined.fill(False)
         self.writer.fill(-1)
         self.readers.clear()
 
@@ -97,6 +99,12 @@ class Local:
             readers[place] = access.index
         return self.data[place].copy().view(tile.dtype).reshape(shape)
 
+    def undefined_in(self, tile: Tile, shape: list[int]) -> np.ndarray | None:
+        """Which of a tile's elements are undefined; None if none is."""
+        n = int(np.prod(shape, dtype=np.int64)) * tile.dtype.itemsize
+        found = self.undefined[tile.address : tile.address + n]
+        return found[:: tile.dtype.itemsize].reshape(shape).copy() if found.any() else None
+
     def _check_owner(self, tile: Tile, owner: np.ndarray, tiles: dict[int, Tile]) -> None:
         if (owner == tile.id).all():
             return
@@ -107,7 +115,7 @@ class Local:
             if (other.address, other.dtype) != (tile.address, tile.dtype):
                 raise Fault("overwritten", f"tile {tile.id} has been overwritten by tile {number}")
 
-    def write(self, tile: Tile, value: np.ndarray, full: int, access: Access) -> None:
+    def write(self, tile: Tile, value: np.ndarray, full: int, access: Access, undefined: np.ndarray | None = None) -> None:
         """Stores a tile; ``full`` are the bytes of its largest extent. What it held beyond ``value`` is gone."""
         place = self._range(tile, value.nbytes)
         if value.nbytes:
@@ -122,6 +130,7 @@ class Local:
                     raise Fault("race", f"{access.pipe.name} writes tile {tile.id} while {name_of(code)} may still read there")
             self.data[place] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
             self.owner[place] = tile.id
+            self.undefined[place] = False if undefined is None else np.repeat(undefined.reshape(-1), tile.dtype.itemsize)
             self.writer[place] = access.code
         rest = self.owner[place.stop : min(tile.address + full, self.used)]
         rest[rest == tile.id] = -1
@@ -148,9 +157,7 @@ class Arena:
         self.writer_core = self.reader_core = np.zeros(0, np.int16)
 
     def load(self, at: np.ndarray, dtype: np.dtype, access: Access, what: str) -> np.ndarray:
-        """The items at the indices ``at``."""
-        if not self.written[at].all():
-            raise Fault("uninitialised read", f"{what} has elements that nothing has written")
+        """The items at the indices ``at``, whether or not they are written."""
         if len(self.writer):
             self._ordered(at, access, self.writer, self.writer_core, f"loads from {what}", "store")
             core = self.reader_core[at]
@@ -158,14 +165,14 @@ class Arena:
             self.reader[at] = access.code
         return self.data.view(dtype)[at] if dtype != np.bool_ else self.data[at] != 0
 
-    def store(self, at: np.ndarray, value: np.ndarray, access: Access, what: str) -> None:
-        """Puts items at the indices ``at``."""
+    def store(self, at: np.ndarray, value: np.ndarray, access: Access, what: str, written: np.ndarray | bool = True) -> None:
+        """Puts items at the indices ``at``; where not ``written`` they are undefined."""
         for codes, cores, kind in ((self.writer, self.writer_core, "store"), (self.reader, self.reader_core, "load")):
             self._ordered(at, access, codes, cores, f"stores into {what}", kind)
         if len(at) > 1 and len(np.unique(at)) != len(at):
             raise Fault("race", f"one store writes an element of {what} twice")
         self.data.view(value.dtype)[at] = value
-        self.written[at] = True
+        self.written[at] = written
         self.writer[at], self.writer_core[at] = access.code, access.core
 
     def _ordered(self, at: np.ndarray, access: Access, codes: np.ndarray, cores: np.ndarray, does: str, kind: str) -> None:

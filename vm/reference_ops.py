@@ -74,8 +74,13 @@ def _load(x: Execution) -> None:
         raise Fault("mismatch", f"{region.name} of {region.dtype} is loaded as {tile.dtype}")
     at, inside = positions(x, tile)
     out = np.full(at.shape, isa.imm_value(x.field("fill"), tile.dtype), tile.dtype)
-    out[inside] = region.arena.load(_checked(x, at[inside], "loads"), tile.dtype, x.access, region.name)
-    x.write("dst", out)
+    items = _checked(x, at[inside], "loads")
+    out[inside] = region.arena.load(items, tile.dtype, x.access, region.name)
+    undefined = None
+    if not region.arena.written[items].all():
+        undefined = np.zeros(at.shape, bool)
+        undefined[inside] = ~region.arena.written[items]
+    x.write("dst", out, undefined)
 
 
 def _store(x: Execution) -> None:
@@ -85,11 +90,12 @@ def _store(x: Execution) -> None:
         raise Fault("read-only", f"stores into {region.name}")
     if region.arena.item != tile.dtype.itemsize:
         raise Fault("mismatch", f"{tile.dtype} is stored into {region.name} of {region.dtype}")
-    value = x.read("x")
+    value, undefined = x.peek("x")
     at, inside = positions(x, tile)
     items = _checked(x, at[inside], "stores to")
     if x.task.stores:
-        region.arena.store(items, value[inside], x.access, region.name)
+        written = True if undefined is None else ~undefined[inside]
+        region.arena.store(items, value[inside], x.access, region.name, written)
 
 
 # --- movement ----------------------------------------------------------------------------------------------------------------------
@@ -113,28 +119,28 @@ def _iota(x: Execution) -> None:
 
 
 def _copy(x: Execution) -> None:
-    x.write("dst", x.read("x").reshape(_shape(x)))
+    x.move(["x"], lambda value: value.reshape(_shape(x)))
 
 
 def _bcast(x: Execution) -> None:
-    x.write("dst", semantics.bcast(x.ns, x.read("x"), _shape(x), x.field("mask")))
+    x.move(["x"], lambda value: semantics.bcast(x.ns, value, _shape(x), x.field("mask")))
 
 
 def _permute(x: Execution) -> None:
-    value = x.read("x")
-    x.write("dst", np.transpose(value, [x.field("perm") >> (4 * d) & 15 for d in range(value.ndim)]))
+    x.move(["x"], lambda value: np.transpose(value, [x.field("perm") >> (4 * d) & 15 for d in range(value.ndim)]))
 
 
 def _extract(x: Execution) -> None:
-    value, dim = x.read("x"), x.field("dim")
+    dim = x.field("dim")
     at = x.field("start") + x.field("step") * np.arange(_shape(x)[dim])
-    if len(at) and (at.min() < 0 or at.max() >= value.shape[dim]):
-        raise Fault("out-of-bounds", f"extracts index {at.max() if at.min() >= 0 else at.min()} of {value.shape[dim]}")
-    x.write("dst", np.take(value, at, axis=dim))
+    n = x.shape(x.tile(x.field("x")))[dim]
+    if len(at) and (at.min() < 0 or at.max() >= n):
+        raise Fault("out-of-bounds", f"extracts index {at.max() if at.min() >= 0 else at.min()} of {n}")
+    x.move(["x"], lambda value: np.take(value, at, axis=dim))
 
 
 def _join(x: Execution) -> None:
-    x.write("dst", np.concatenate([x.read(t["x"]) for t in x.ready.tail], x.field("dim")))
+    x.move([t["x"] for t in x.ready.tail], lambda *parts: np.concatenate(parts, x.field("dim")))
 
 
 def _cast(x: Execution) -> None:
@@ -155,7 +161,8 @@ def _binary(x: Execution) -> None:
 
 
 def _select(x: Execution) -> None:
-    x.write("dst", semantics.select(x.ns, x.read("p"), x.read("x"), x.read("y")))
+    p = x.read("p")
+    x.move(["x", "y"], lambda a, b: semantics.select(x.ns, p, a, b))
 
 
 def _reduce(x: Execution) -> None:

@@ -219,6 +219,8 @@ class _Core:
     # --- instructions
     def execute(self, op: Op) -> None:
         name, family = op.insn.name, op.insn.family
+        if family == "sync":
+            return
         method = getattr(self, f"do_{name}", None) or getattr(self, f"do_{family}", None)
         if method is None:
             raise MachineFault(f"no meaning for {name}")
@@ -280,6 +282,9 @@ class _Core:
         if op.fixed("accumulate"):
             out = self.read(dst.id) + out
         self.write(dst.id, out)
+
+    def do_sync(self, op: Op) -> None:
+        """One core runs in order: nothing to wait for."""
 
     def do_fill(self, op: Op) -> None:
         tile = self.kernel.tiles[op.fixed("dst")]
