@@ -34,11 +34,11 @@ class Hazard(ProgramError):
     """What the reference executor finds wrong with a program while it runs.
 
     ``kind`` is one of ``race``, ``deadlock``, ``event``, ``out-of-bounds``, ``uninitialised read``, ``overwritten``, ``read-only`` and
-    ``mismatch``; ``kernel`` names the kernel and ``word`` says where in its words the instruction is.
+    ``mismatch``; ``kernel`` names the kernel (empty: a host step or a result) and ``word`` says where in its words the instruction is.
     """
 
     def __init__(self, kind: str, kernel: str, word: int, what: str) -> None:
-        super().__init__(f"{kind} in kernel {kernel}, word {word}: {what}")
+        super().__init__(f"{kind} in kernel {kernel}, word {word}: {what}" if kernel else f"{kind}: {what}")
         self.kind, self.kernel, self.word, self.what = kind, kernel, word, what
 
     def __reduce__(self) -> tuple[type[Hazard], tuple[str, str, int, str]]:

@@ -8,17 +8,17 @@ read of what nobody has written.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vm import host
+from vm import counters, host
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
 from vm.decode import Kernel, decode
 from vm.dtypes import dtype_of, item_size
-from vm.errors import Hazard, ProgramError
+from vm.errors import Hazard, OutOfMemory, ProgramError
 from vm.program import INPUT, LANES, PINNED, WRITABLE, CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
 from vm.reference_core import Cores, Region
 from vm.reference_memory import Arena
@@ -50,6 +50,32 @@ class Reference:
         if template not in self.kernels:
             self.kernels[template] = decode(self.program.templates[template])
         return self.kernels[template]
+
+
+class Executable:
+    """The reference executor behind the interface of ``vm.runtime.Executable``."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.binder = program, Binder(program)
+        self.machine = Reference(program, binder=self.binder)
+
+    def launch(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """Runs the program on flat inputs."""
+        bound = self.binder.bind_sizes(self.binder.check_inputs(arrays))
+        total = sum(rows * LANES * item for (_, item), rows in bound.arena_rows.items())
+        if total > self.machine.chip.hbm_bytes:
+            raise OutOfMemory(f"this launch needs {total:,} bytes of device memory; {self.machine.chip.name} has less")
+        counters.add("launches")
+        try:
+            return self.machine.launch(bound, arrays)
+        except MemoryError as error:
+            raise OutOfMemory(f"this launch needs {total:,} bytes of memory: {error}") from error
+
+    def reserve(self, symbols: Mapping[str, int]) -> None:
+        """Memory is allocated for each launch."""
+
+    def wait(self) -> None:
+        """Nothing happens in the background."""
 
 
 class _Launch:
@@ -138,8 +164,8 @@ class _Launch:
         """A buffer's contents, for the host."""
         arena, items, place = self._bytes(b)
         if not arena.written[items].all():
-            what = "the host reads elements that nothing has written"
-            raise Hazard("uninitialised read", f"of buffer {b} ({self.program.buffers[b].name})", 0, what)
+            what = f"buffer {b} ({self.program.buffers[b].name}) is read by the host and has elements that nothing has written"
+            raise Hazard("uninitialised read", "", 0, what)
         return arena.data[place].copy().view(dtype_of(self.program.buffers[b].dtype)).reshape(self.bound.shape(b))
 
     def write(self, b: int, value: np.ndarray) -> None:
