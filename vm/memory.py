@@ -31,6 +31,11 @@ def capacity_class(rows: int) -> int:
     return capacity
 
 
+def exact_capacity(rows: int) -> int:
+    """A capacity for a known maximum of ``rows``; small ones are all alike, so that equal kernels of a program share code."""
+    return SMALLEST_CLASS * max(1, -(-rows // SMALLEST_CLASS))
+
+
 def aligned_empty(rows: int, dtype: np.dtype) -> np.ndarray:
     """Uninitialised host memory of ``rows`` lane rows, flat, at a 64-byte boundary (what JAX reads without a copy)."""
     n = rows * LANES * dtype.itemsize

@@ -24,7 +24,7 @@ from vm.decode import Kernel, decode, stored_buffers
 from vm.dtypes import dtype_of, item_size
 from vm.errors import DvmError, OutOfMemory, ProgramError, ShapeError
 from vm.geometry import Scalars
-from vm.memory import Key, Lease, OutputSet, Pool, Region, Staging, capacity_class, device_arena
+from vm.memory import Key, Lease, OutputSet, Pool, Region, Staging, capacity_class, device_arena, exact_capacity
 from vm.program import (
     INPUT,
     LANES,
@@ -92,7 +92,7 @@ class Executable:
                 raise ShapeError(f"reserve needs a value for {s.name!r}, which has no maximum")
             values.append(value)
         with self.lock:
-            self._grow(self._rows_at(tuple(values)))
+            self._grow(self._rows_at(tuple(values)), exact=True)
             self._compile_all()
 
     def _rows_at(self, symbols: tuple[int, ...]) -> dict[Key, int]:
@@ -106,14 +106,15 @@ class Executable:
         rows = self._rows_at(tuple(h for h in highest if h is not None))
         if sum(r * LANES * item for (_, item), r in rows.items()) > min(EAGER_LIMIT, self.chip.hbm_bytes):
             return
-        self._grow(rows)
+        self._grow(rows, exact=True)
         self._compile_all()
 
-    def _grow(self, rows: Mapping[Key, int]) -> bool:
-        """Raises capacities to hold ``rows``; True if code has to be compiled anew."""
+    def _grow(self, rows: Mapping[Key, int], exact: bool = False) -> bool:
+        """Raises capacities to hold ``rows`` (in capacity classes, or just so much with ``exact``: more will not be asked for); True if
+        code has to be compiled anew."""
         changed = False
         for key in sorted(self.program.arena_rows):
-            need = capacity_class(rows.get(key, 0))
+            need = exact_capacity(rows.get(key, 0)) if exact else capacity_class(rows.get(key, 0))
             if need > self.capacity.get(key, 0):
                 self.capacity[key] = need
                 changed = True
