@@ -202,19 +202,21 @@ class Fuser:
                 self.complete(Group(-1, [node]))
                 break
             except Refusal as refusal:
-                reason = str(refusal)
                 view = next((v for v in node.inputs if v.producer in self.free and self._movable(v)), None)
                 if view is None:
-                    if not OPS[node.op].host and node.op not in CUMULATIVE:
-                        raise
-                    self.alone[node] = None
-                    for value in node.inputs:
-                        self.force(value)
-                    self.cuts.append(_cut(node, node, node.output, f"runs on the host: {reason}"))
+                    self._to_host(node, refusal)
                     return
-                self.cuts.append(_cut(view.producer, node, view, f"stored, because {reason}"))
+                self.cuts.append(_cut(view.producer, node, view, f"stored, because {refusal}"))
                 self.force(view)
         self._new_group([node])
+
+    def _to_host(self, node: Node, refusal: Refusal) -> None:
+        """Leaves a node without a kernel form to NumPy, its operands stored."""
+        self.free.discard(node)
+        self.alone[node] = None
+        for value in node.inputs:
+            self.force(value)
+        self.cuts.append(_cut(node, node, node.outputs[0], f"runs on the host: {refusal}"))
 
     def _movable(self, value: Value) -> bool:
         """Whether storing a free value would change what a consumer sees: not yet stored, and more than a scalar."""
@@ -251,7 +253,8 @@ class Fuser:
             except Refusal as refusal:
                 view = next((v for v in producer.inputs if v.producer in self.free and self._movable(v)), None)
                 if view is None:
-                    raise
+                    self._to_host(producer, refusal)
+                    return
                 self.cuts.append(_cut(view.producer, producer, view, f"stored, because {refusal}"))
                 self.force(view)
         self._new_group([producer])

@@ -15,6 +15,7 @@ from graph_kernel.ir import Node, Value
 from symbolic import Dim, Scope, product
 
 ROW_BYTES = 40 * 1024  # most bytes of one value's whole dims: several such rows must fit in a unified buffer of 192 KiB
+MAX_TILE_RANK = 8  # dims of a tile
 CUBE_SPAN = 128  # elements of a matrix dim per chip tile
 MAX_RECOMPUTED_CONTRACTION = 256
 
@@ -188,12 +189,12 @@ def _same_domain(axes: Axes, outputs: list[Value], parallel: Collection[int]) ->
 def _vector_loops(axes: Axes, sequence: list[int], add) -> None:
     atoms = axes.atoms
     dynamic = [i for i, a in enumerate(sequence) if not atoms[a].static]
-    if not dynamic:
+    if not dynamic and len(atoms) <= MAX_TILE_RANK:
         rows = [a for a in sequence[:-1] if not atoms[a].local]
         if rows:
             add(rows, False)
         return
-    last = dynamic[-1]
+    last = max([*dynamic[-1:], 0, len(atoms) - MAX_TILE_RANK])  # more dims than a tile can have: the outer ones become one
     rows = [a for a in sequence[: last + 1] if not atoms[a].local]
     if last == len(sequence) - 1 and len(rows) > 1:
         members = set(rows)

@@ -199,6 +199,8 @@ def _new_map(rank: int, axes: set[int], count: int) -> Map:
 def _gain(region: Region, plan: _Plan) -> int:
     """Reshape groups removed less conversions needed, in units of ``RESHAPE`` = one group."""
     scope = region.graph.scope
+    if any(node in plan.nodes for value in plan.clones for node in _makers(value)):
+        return -1  # made again from what is itself being rewritten
     for node in plan.nodes:
         plan.nodes[node] = _ok(region, plan, node)
     gain = 0
@@ -219,6 +221,16 @@ def _gain(region: Region, plan: _Plan) -> int:
         elif _needed_whole(region, plan, value):
             gain -= len(axes) * RESHAPE
     return gain
+
+
+def _makers(value: Value) -> list[Node]:
+    """The nodes behind a cheap value, which ``_clone`` makes again."""
+    found: list[Node] = []
+    node = value.producer
+    while node is not None:
+        found.append(node)
+        node = node.inputs[0].producer if node.op == "broadcast" else None
+    return found
 
 
 def _weight(value: Value) -> int:

@@ -51,7 +51,7 @@ def _unary(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> tu
         ("neg", lambda xp, x: -x),
         ("abs", lambda xp, x: xp.abs(x)),
         ("tanh", lambda xp, x: xp.tanh(x)),
-        ("sin", lambda xp, x: xp.sin(x)),
+        ("sin", lambda xp, x: xp.sin(xp.tanh(x))),
         ("exp_neg", lambda xp, x: xp.exp(-xp.abs(x))),
         ("sqrt", lambda xp, x: xp.sqrt(xp.abs(x) + 1)),
         ("relu", lambda xp, x: xp.maximum(x, 0)),
@@ -81,7 +81,7 @@ def _reduce(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> t
     axes = tuple(sorted(rng.sample(range(rank), rng.randint(1, rank)))) if rank else ()
     keep, kind = rng.random() < 0.5, rng.choice(["sum", "sum", "max", "min", "prod", "var"])
     if kind == "prod":
-        return f"prod{axes}{keep}", lambda xp, x: xp.prod(1 + 0.01 * xp.sin(x), axis=axes, keepdims=keep), (i,)
+        return f"prod{axes}{keep}", lambda xp, x: xp.prod(1 + 0.01 * xp.tanh(x), axis=axes, keepdims=keep), (i,)
     if kind == "var":
         return f"var{axes}{keep}", lambda xp, x: xp.sum((x - xp.mean(x, axes, keepdims=True)) ** 2, axes, keepdims=keep), (i,)
     if kind == "sum":
