@@ -247,6 +247,8 @@ class Lowering:
             assert isinstance(n, int)
             start, step = node.attrs["starts"][d], node.attrs["strides"][d]
             new_atom = self.axes.dims[out][d]
+            if len(new_atom) > 1:
+                raise Refusal("movement along a dim that is split")
             dims = list(current.dims)
             dims[at] = TileDim(-1, new_atom[0] if new_atom else -2 - d, n)
             nxt = VTile(tuple(dims), out.dtype)
@@ -259,6 +261,8 @@ class Lowering:
         if tile.dims == final.dims:
             return tile
         kept = [d for d in tile.dims if d in final.dims]
+        if len(kept) != len(final.dims):
+            raise Refusal("movement within a tile changes its dims")
         if tuple(kept) == final.dims:
             self.emit(depth, "copy", {"dst": final, "x": tile})
             return final
@@ -295,6 +299,8 @@ class Lowering:
             if low == 0 and high == 0:
                 continue
             at = self.local_dim(source, axis, current.dims)
+            if len(self.axes.dims[out][axis]) != 1:
+                raise Refusal("movement along a dim that is split")
             dims = list(current.dims)
             pieces = [current]
             for n, place in ((low, 0), (high, len(pieces))):
@@ -321,7 +327,7 @@ class Lowering:
                 continue
             piece = self.get(value)
             want = list(out.dims)
-            want[at] = next(d for d in piece.dims if d.atom == self.axes.dims[value][axis][0] and d.loop < 0)
+            want[at] = piece.dims[self.local_dim(value, axis, piece.dims)]
             pieces.append(self.arrange(depth, piece, VTile(tuple(want), out.dtype)))
         self.emit(depth, "join", {"dst": out, "dim": at}, [{"x": p} for p in pieces])
         return out
