@@ -5,7 +5,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +58,46 @@ def test_every_page_can_be_found() -> None:
     """From the README, which is where readers start."""
     text = (ROOT / "README.md").read_text()
     assert [p.name for p in (ROOT / "docs").glob("*.md") if f"docs/{p.name}" not in text] == []
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def run(command: list[str], folder: Path) -> str:
+    """What a command prints in a folder that has the repository's examples."""
+    if not (folder / "examples").exists():
+        shutil.copytree(ROOT / "examples", folder / "examples")
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_python_of_the_readme_works(tmp_path: Path) -> None:
+    """All blocks, one after the other, as a reader would paste them."""
+    (tmp_path / "readme.py").write_text("\n".join(blocks(ROOT / "README.md", "python")))
+    printed = run([sys.executable, "readme.py"], tmp_path)
+    assert "kernels" in printed and "kernel 0:" in printed
+
+
+def test_the_shell_lines_of_the_readme_work(tmp_path: Path) -> None:
+    lines = [
+        line[2:]
+        for block in blocks(ROOT / "README.md", "console")
+        for line in block.splitlines()
+        if line.startswith("$ ")
+    ]
+    verbs = [shlex.split(line, comments=True) for line in lines]
+    targets = (ROOT / "Makefile").read_text()
+    assert all(f"\n{words[1]}: " in targets for words in verbs if words[0] == "make")
+    for words in verbs:
+        if words[0] == "dvm":
+            assert run([sys.executable, "-m", *words], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["layer", "one_program", "make_softmax"])
+def test_examples_run(name: str, tmp_path: Path) -> None:
+    printed = run([sys.executable, f"examples/{name}.py"], tmp_path)
+    assert "False" not in printed
