@@ -271,14 +271,16 @@ _insn(
 )
 
 UNARY = (
-    "neg abs sign floor ceil round trunc exp exp2 log log1p expm1 sqrt rsqrt cbrt reciprocal square sin cos tan asin acos atan sinh "
-    "cosh tanh asinh acosh atanh erf erfc erf_inv logistic is_finite is_nan is_inf not"
-).split()
+    "neg", "abs", "sign", "floor", "ceil", "round", "trunc", "exp", "exp2", "log", "log1p", "expm1", "sqrt", "rsqrt", "cbrt",
+    "reciprocal", "square", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
+    "erfc", "erf_inv", "logistic", "is_finite", "is_nan", "is_inf", "not",
+)  # fmt: skip
 BINARY = (
-    "add sub mul div rem pow max min atan2 and or xor shift_left shift_right_logical shift_right_arithmetic eq ne lt le gt ge"
-).split()
-REDUCE = "sum max min prod and or".split()
-CUMULATIVE = "cumsum cumprod cummax cummin cumlogsumexp".split()
+    "add", "sub", "mul", "div", "rem", "pow", "max", "min", "atan2", "and", "or", "xor", "shift_left", "shift_right_logical",
+    "shift_right_arithmetic", "eq", "ne", "lt", "le", "gt", "ge",
+)  # fmt: skip
+REDUCE = ("sum", "max", "min", "prod", "and", "or")
+CUMULATIVE = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 
 for _name in UNARY:
     _insn(_name, Pipe.V, (_DST, _X), f"dst = {_name}(x).", "unary")
@@ -321,7 +323,12 @@ _insn(
 
 # --- sync ----------------------------------------------------------------------------------------------------------------------------
 # For what does not fit into a head: an instruction has one event of each kind, and what waits for a whole loop has no instruction.
-_PIPE, _OTHER, _EVENT, _BACK = (Field("pipe", 1, 0, 3), Field("other", 1, 3, 3), Field("event", 1, 6, 3), Field("back", 1, 9, 1))
+_PIPE, _OTHER, _EVENT, _BACK = (
+    Field("pipe", 1, 0, 3),
+    Field("other", 1, 3, 3),
+    Field("event", 1, 6, 3),
+    Field("back", 1, 9, 1),
+)
 _insn(
     "set",
     Pipe.S,
@@ -329,8 +336,20 @@ _insn(
     "Pipe `pipe`, all its earlier instructions complete, sets `event` for pipe `other`; `back`: as in SYNC.",
     "sync",
 )
-_insn("wait", Pipe.S, (_PIPE, _OTHER, _EVENT, _BACK), "Pipe `pipe` waits for `event` of pipe `other`; `back`: as in SYNC.", "sync")
-_insn("barrier", Pipe.S, (_PIPE,), "Pipe `pipe` completes its earlier instructions; 0: all pipes do, and wait for each other.", "sync")
+_insn(
+    "wait",
+    Pipe.S,
+    (_PIPE, _OTHER, _EVENT, _BACK),
+    "Pipe `pipe` waits for `event` of pipe `other`; `back`: as in SYNC.",
+    "sync",
+)
+_insn(
+    "barrier",
+    Pipe.S,
+    (_PIPE,),
+    "Pipe `pipe` completes its earlier instructions; 0: all pipes do, and wait for each other.",
+    "sync",
+)
 
 
 def issue_pipe(insn: Insn, dst: Space | None, x: Space | None) -> Pipe:

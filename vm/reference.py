@@ -36,7 +36,9 @@ def run(
 class Reference:
     """A program on the reference executor."""
 
-    def __init__(self, program: Program, chip: Chip | None = None, cores: int | None = None, binder: Binder | None = None) -> None:
+    def __init__(
+        self, program: Program, chip: Chip | None = None, cores: int | None = None, binder: Binder | None = None
+    ) -> None:
         self.program, self.chip, self.cores = program, chip or Chip.load(program.chip), cores
         self.steps = (binder or Binder(program)).steps
         self.kernels: dict[int, Kernel] = {}
@@ -130,7 +132,9 @@ class _Launch:
         results = host.call(step.function, [self.read(b) for b in step.inputs], self.bound.host_attrs[index])
         for b, value in zip(step.outputs, results, strict=True):
             if tuple(np.shape(value)) != self.bound.shape(b):
-                raise ProgramError(f"host function {step.function!r} gave shape {np.shape(value)}, expected {self.bound.shape(b)}")
+                raise ProgramError(
+                    f"host function {step.function!r} gave shape {np.shape(value)}, expected {self.bound.shape(b)}"
+                )
             self.write(b, np.asarray(value))
 
     # --- buffers ------------------------------------------------------------------------------------------------------------------
@@ -147,7 +151,9 @@ class _Launch:
     def _read_only(self, b: int) -> Arena:
         if b not in self.pinned:
             buffer = self.program.buffers[b]
-            source = self.arrays[buffer.input or 0] if buffer.constant is None else self.program.constants[buffer.constant]
+            source = (
+                self.arrays[buffer.input or 0] if buffer.constant is None else self.program.constants[buffer.constant]
+            )
             data = np.ascontiguousarray(source).reshape(-1)
             arena = self.pinned[b] = Arena(0, min(8, data.dtype.itemsize))
             arena.data = data.view(np.uint8)

@@ -231,7 +231,7 @@ class Cores:
             isa.Space.L1: chip.l1_bytes,
             isa.Space.L0C: chip.l0c_bytes,
         }
-        ends = {space: 0 for space in isa.Space}
+        ends = dict.fromkeys(isa.Space, 0)
         for tile in kernel.tiles.values():
             ends[tile.space] = max(ends[tile.space], tile.address + declared_bytes(tile))
         self.memory = {space: Local(space, capacity[space], ends[space]) for space in isa.Space}
@@ -272,7 +272,9 @@ class Cores:
         self._block(body, True, True, core, cores, core == 0)
         self.pipes.finish()
 
-    def _block(self, body: list[Ready | ReadyLoop], first: bool, last: bool, core: int, cores: int, stores: bool) -> None:
+    def _block(
+        self, body: list[Ready | ReadyLoop], first: bool, last: bool, core: int, cores: int, stores: bool
+    ) -> None:
         for item in body:
             if isinstance(item, Ready):
                 self.pipes.issue(Task(item, dict(self.axes), first, last, stores))
@@ -286,7 +288,9 @@ class Cores:
             for step in range(begin, end):
                 base = step * item.tile
                 self.axes[item.axis] = (base, min(item.tile, item.extent - base))
-                self._block(item.body, first and step == begin, last and step == end - 1, core, inner_cores, inner_stores)
+                self._block(
+                    item.body, first and step == begin, last and step == end - 1, core, inner_cores, inner_stores
+                )
             self.axes.pop(item.axis, None)
 
     # --- operands ---------------------------------------------------------------------------------------------------------------
@@ -348,7 +352,7 @@ class Execution:
         """Like ``read``, and which elements are undefined (None if none is): for instructions that only move elements."""
         tile = self.tile(self.field(operand) if isinstance(operand, str) else operand)
         memory, shape = self.cores.memory[tile.space], self.shape(tile)
-        value = memory.read(tile, shape, self.cores.kernel.tiles, self.access)
+        value = memory.read(tile, shape, self.access)
         return value, memory.undefined_in(tile, shape)
 
     def move(self, operands: list[str] | list[int], function: Callable[..., np.ndarray]) -> None:

@@ -57,7 +57,7 @@ def _first_unordered(codes: np.ndarray, access: Access) -> int | None:
 
 
 class Local:
-    """One local memory of a core. A tile's bytes must be read through the address and dtype through which they were written."""
+    """One local memory of a core. A tile is a variable: what it holds is gone when another one is written over any of its bytes."""
 
     def __init__(self, space: isa.Space, capacity: int, used: int) -> None:
         self.space, self.capacity = space, capacity
@@ -84,15 +84,17 @@ class Local:
             )
         return slice(tile.address, tile.address + n)
 
-    def read(self, tile: Tile, shape: list[int], tiles: dict[int, Tile], access: Access) -> np.ndarray:
+    def read(self, tile: Tile, shape: list[int], access: Access) -> np.ndarray:
         """The tile's elements, a copy."""
         n = int(np.prod(shape, dtype=np.int64)) * tile.dtype.itemsize
         place = self._range(tile, n)
         if n:
-            self._check_owner(tile, self.owner[place], tiles)
+            self._check_owner(tile, self.owner[place])
             other = _first_unordered(self.writer[place], access)
             if other is not None:
-                raise Fault("race", f"{access.pipe.name} reads tile {tile.id} while {name_of(other)} may still write it")
+                raise Fault(
+                    "race", f"{access.pipe.name} reads tile {tile.id} while {name_of(other)} may still write it"
+                )
             readers = self.readers.get(access.pipe)
             if readers is None:
                 readers = self.readers[access.pipe] = np.full(self.used, -1, np.int64)
@@ -105,32 +107,39 @@ class Local:
         found = self.undefined[tile.address : tile.address + n]
         return found[:: tile.dtype.itemsize].reshape(shape).copy() if found.any() else None
 
-    def _check_owner(self, tile: Tile, owner: np.ndarray, tiles: dict[int, Tile]) -> None:
+    def _check_owner(self, tile: Tile, owner: np.ndarray) -> None:
         if (owner == tile.id).all():
             return
         for number in np.unique(owner).tolist():
             if number < 0:
                 raise Fault("uninitialised read", f"tile {tile.id} has bytes that nothing has written")
-            other = tiles[number]
-            if (other.address, other.dtype) != (tile.address, tile.dtype):
+            if number != tile.id:
                 raise Fault("overwritten", f"tile {tile.id} has been overwritten by tile {number}")
 
-    def write(self, tile: Tile, value: np.ndarray, full: int, access: Access, undefined: np.ndarray | None = None) -> None:
+    def write(
+        self, tile: Tile, value: np.ndarray, full: int, access: Access, undefined: np.ndarray | None = None
+    ) -> None:
         """Stores a tile; ``full`` are the bytes of its largest extent. What it held beyond ``value`` is gone."""
         place = self._range(tile, value.nbytes)
         if value.nbytes:
             other = _first_unordered(self.writer[place], access)
             if other is not None:
-                raise Fault("race", f"{access.pipe.name} writes tile {tile.id} while {name_of(other)} may still write there")
+                raise Fault(
+                    "race", f"{access.pipe.name} writes tile {tile.id} while {name_of(other)} may still write there"
+                )
             for pipe, readers in self.readers.items():
                 last = readers[place]
                 last = last[last != access.index] if pipe == access.pipe else last
                 if len(last) and int(last.max()) >= access.clock[pipe]:
                     code = int(last.max()) << _CODE_BITS | pipe
-                    raise Fault("race", f"{access.pipe.name} writes tile {tile.id} while {name_of(code)} may still read there")
+                    raise Fault(
+                        "race", f"{access.pipe.name} writes tile {tile.id} while {name_of(code)} may still read there"
+                    )
             self.data[place] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
             self.owner[place] = tile.id
-            self.undefined[place] = False if undefined is None else np.repeat(undefined.reshape(-1), tile.dtype.itemsize)
+            self.undefined[place] = (
+                False if undefined is None else np.repeat(undefined.reshape(-1), tile.dtype.itemsize)
+            )
             self.writer[place] = access.code
         rest = self.owner[place.stop : min(tile.address + full, self.used)]
         rest[rest == tile.id] = -1
@@ -165,7 +174,9 @@ class Arena:
             self.reader[at] = access.code
         return self.data.view(dtype)[at] if dtype != np.bool_ else self.data[at] != 0
 
-    def store(self, at: np.ndarray, value: np.ndarray, access: Access, what: str, written: np.ndarray | bool = True) -> None:
+    def store(
+        self, at: np.ndarray, value: np.ndarray, access: Access, what: str, written: np.ndarray | bool = True
+    ) -> None:
         """Puts items at the indices ``at``; where not ``written`` they are undefined."""
         for codes, cores, kind in ((self.writer, self.writer_core, "store"), (self.reader, self.reader_core, "load")):
             self._ordered(at, access, codes, cores, f"stores into {what}", kind)
@@ -175,7 +186,9 @@ class Arena:
         self.written[at] = written
         self.writer[at], self.writer_core[at] = access.code, access.core
 
-    def _ordered(self, at: np.ndarray, access: Access, codes: np.ndarray, cores: np.ndarray, does: str, kind: str) -> None:
+    def _ordered(
+        self, at: np.ndarray, access: Access, codes: np.ndarray, cores: np.ndarray, does: str, kind: str
+    ) -> None:
         core = cores[at]
         if ((core != -1) & (core != access.core)).any():
             raise Fault("race", f"core {access.core} {does}, where another core's {kind} is not ordered")

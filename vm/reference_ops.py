@@ -1,4 +1,4 @@
-"""What each instruction does in the reference executor: operands from local memory, meaning from ``vm.semantics``, result to local memory."""
+"""What each instruction does in the reference executor: its operands and result are in local memory, its meaning in ``vm.semantics``."""
 
 from __future__ import annotations
 

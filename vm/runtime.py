@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from vm import counters, host
+from vm import cache, counters, host
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
 from vm.decode import Kernel, decode, stored_buffers
@@ -210,15 +210,21 @@ class Executable:
             arenas = specialised.trace(segment.kernel, segment.table, scalars, refs, pinned, arenas)
             return [arenas[k] for k in segment.written]
 
-        with jax.enable_x64(True):
-            struct = jax.ShapeDtypeStruct
-            scalars = struct((segment.table.size,), np.int64)
-            pinned = [struct(self._fixed_shape(b), dtype_of(program.buffers[b].dtype)) for b in segment.pinned]
-            read, written = (
-                [self._arena_struct(segment.arenas[n]) for n in numbers] for numbers in (segment.read, segment.written)
-            )
-            code = jax.jit(run, donate_argnums=(3,)).lower(scalars, pinned, read, written).compile()
-        counters.add("specialised_compiles")
+        def build() -> Any:
+            with jax.enable_x64(True):
+                struct = jax.ShapeDtypeStruct
+                scalars = struct((segment.table.size,), np.int64)
+                pinned = [struct(self._fixed_shape(b), dtype_of(program.buffers[b].dtype)) for b in segment.pinned]
+                read, written = (
+                    [self._arena_struct(segment.arenas[n]) for n in numbers]
+                    for numbers in (segment.read, segment.written)
+                )
+                counters.add("specialised_compiles")
+                return jax.jit(run, donate_argnums=(3,)).lower(scalars, pinned, read, written).compile()
+
+        template = program.templates[segment.step.template]
+        key = cache.key_of(template.words.tobytes(), repr((template.patches, template.relocs, signature[1:])).encode())
+        code = cache.get(key, len(segment.pinned), len(segment.read), len(segment.written), build)
         self.code[signature] = code
         return code
 

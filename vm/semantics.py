@@ -27,7 +27,9 @@ class Namespace(Protocol):
     def total(self, x: Array, axes: Axes) -> Array: ...
     def convert(self, x: Array, dtype: np.dtype) -> Array: ...
     def scan(self, name: str, x: Array, dim: int, reverse: bool) -> Array: ...
-    def product(self, x: Array, y: Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes], dtype: np.dtype) -> Array: ...
+    def product(
+        self, x: Array, y: Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes], dtype: np.dtype
+    ) -> Array: ...
 
 
 class JaxNamespace:
@@ -37,7 +39,8 @@ class JaxNamespace:
         import jax.numpy as jnp
         from jax import lax
 
-        self.np, self.lax = jnp, lax
+        self.np: Any = jnp
+        self.lax = lax
 
     def unary(self, name: str) -> Callable[[Array], Array]:
         """The function of a unary instruction."""
@@ -80,7 +83,9 @@ class JaxNamespace:
         """A cumulative instruction along one dim."""
         return getattr(self.lax, name)(x, axis=dim, reverse=reverse)
 
-    def product(self, x: Array, y: Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes], dtype: np.dtype) -> Array:
+    def product(
+        self, x: Array, y: Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes], dtype: np.dtype
+    ) -> Array:
         """lax.dot_general accumulated in ``dtype``."""
         return self.lax.dot_general(x, y, (contract, batch), preferred_element_type=dtype)
 
@@ -91,7 +96,8 @@ class NumpyNamespace:
     def __init__(self) -> None:
         from vm import host_math
 
-        self.np, self.host = np, host_math
+        self.np: Any = np
+        self.host = host_math
 
     def unary(self, name: str) -> Callable[[Array], Array]:
         """The function of a unary instruction."""
@@ -122,7 +128,9 @@ class NumpyNamespace:
         """A cumulative instruction along one dim."""
         return np.asarray(self.host.FUNCTIONS[name]([x], {"axis": dim, "reverse": reverse})[0])
 
-    def product(self, x: Array, y: Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes], dtype: np.dtype) -> Array:
+    def product(
+        self, x: Array, y: Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes], dtype: np.dtype
+    ) -> Array:
         """lax.dot_general accumulated in ``dtype``."""
         attrs = {"contract": contract, "batch": batch, "dtype": dtype}
         return np.asarray(self.host.FUNCTIONS["dot"]([x, y], attrs)[0])
