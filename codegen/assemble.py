@@ -59,7 +59,7 @@ class _Assembler:
         isa.put(self.words, base, isa.HEAD_ID, insn.id)
         isa.put(self.words, base, isa.HEAD_LEN, length)
         isa.put(self.words, base, isa.HEAD_TAIL, len(tail))
-        for f in isa.SYNC if sync else ():
+        for f in isa.SYNC if sync is not None else ():
             isa.put(self.words, base, f, sync.get(f.name, 0))
         for f in insn.fields:
             self.field(base, f, fields.get(f.name, 0))

@@ -56,6 +56,7 @@ class Body:
     edges: list[Edge] = field(default_factory=list)
     barriers: set[int] = field(default_factory=set)  # items; before a loop it takes an instruction
     inner: dict[int, Body] = field(default_factory=dict)
+    exit: dict[Pipe, Clock] = field(default_factory=dict)  # what every pipe knows of the last iteration when it is over
     begin: list[int] = field(default_factory=list)  # places in the whole kernel
     end: list[int] = field(default_factory=list)
 
@@ -131,14 +132,16 @@ class _Walk:
         self.body, self.overlaps, self.n = body, overlaps, len(body.items)
         self.clocks: dict[Pipe, Clock] = {p: [-1] * len(Pipe) for p in Pipe}
         self.after: dict[tuple[int, Pipe], Clock] = {}  # a pipe's clock after an item, in either walk
-        self.reads: dict[VTile, dict[Pipe, int]] = {}  # last item that read or wrote a tile, by pipe
-        self.writes: dict[VTile, dict[Pipe, int]] = {}
+        self.reads: dict[VTile, dict[Pipe, list[int]]] = {}  # items that read or wrote a tile, by pipe
+        self.writes: dict[VTile, dict[Pipe, list[int]]] = {}
         self.into: dict[int, list[Edge]] = {}
 
     def run(self) -> None:
         for second in (False, True) if self.body.loop is not None else (False,):
             for j in range(self.n):
                 self.visit(j, self.n if second else 0)
+        shift = self.n if self.body.loop is not None else 0
+        self.body.exit = {pipe: [at - shift for at in clock] for pipe, clock in self.clocks.items()}
 
     def visit(self, j: int, shift: int) -> None:
         """Item ``j`` in the first (``shift`` 0) or second walk."""
@@ -156,7 +159,7 @@ class _Walk:
             self.after[at, pipe] = list(self.clocks[pipe])
         for tile, pipes in body.touched[j].items():
             for pipe, written in pipes.items():
-                (self.writes if written else self.reads).setdefault(tile, {})[pipe] = at
+                (self.writes if written else self.reads).setdefault(tile, {}).setdefault(pipe, []).append(at)
 
     def order(self, j: int, pipe: Pipe, shift: int) -> None:
         """Makes ``pipe`` know all that item ``j`` depends on."""
@@ -181,8 +184,9 @@ class _Walk:
                 continue
             for other in self.overlaps[tile]:
                 for history in (self.writes, self.reads) if pipes[pipe] else (self.writes,):
-                    for source, producer in history.get(other, {}).items():
-                        out[source] = max(out.get(source, -1), producer)
+                    for source, producers in history.get(other, {}).items():
+                        open_ones = (i for i in reversed(producers) if not _settled(self.body, i % self.n, other, source, pipe))
+                        out[source] = max(out.get(source, -1), next(open_ones, -1))
         return out
 
     def wait(self, edge: Edge, shift: int) -> None:
@@ -203,6 +207,15 @@ class _Walk:
                 return True
             body = body.inner.get(first)
         return False
+
+
+def _settled(body: Body, i: int, tile: VTile, source: Pipe, pipe: Pipe) -> bool:
+    """Whether item ``i`` is a loop after which ``pipe`` knows all that ``source`` did to ``tile`` in it, however often it ran."""
+    inner = body.inner.get(i)
+    if inner is None:
+        return False
+    touching = [k for k, touched in enumerate(inner.touched) if source in touched.get(tile, {})]
+    return all(inner.exit[pipe][source] >= k or _settled(inner, k, tile, source, pipe) for k in touching)
 
 
 # --- events ----------------------------------------------------------------------------------------------------------------------
