@@ -7,7 +7,7 @@ FIND_PYTHON = for p in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 	  $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; exit 0; }; \
 	done; echo "Python 3.11 or newer with the venv module is needed; set PYTHON=/path/to/python" >&2; exit 1
 PIP_FLAGS := --quiet --disable-pip-version-check
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist worksteal -q
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 

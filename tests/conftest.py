@@ -1,9 +1,12 @@
 """Options and settings that every test shares."""
 
 import os
+import pathlib
 
 # The machine lives on the CPU; an accelerator that happens to be installed must not change what the tests measure.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Compiled kernels are shared between tests, workers and runs, but not with the user's own cache.
+os.environ.setdefault("DVM_CACHE_DIR", str(pathlib.Path(__file__).parent.parent / ".dvm-cache"))
 
 import hypothesis
 import pytest
