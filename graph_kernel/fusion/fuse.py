@@ -43,6 +43,7 @@ class Group:
     layout: Layout | None = None
     parts: tuple[Group, ...] = ()  # the groups that were merged into this one
     code: Any = None  # what ``lower`` made of it
+    shape: tuple[Any, ...] | None = None  # of every value, where nothing but elementwise nodes and scalars takes part
 
     def has(self, ops: Iterable[str]) -> bool:
         """Whether a node of the group is one of ``ops``."""
@@ -197,6 +198,9 @@ class Fuser:
         return ()
 
     def _seed_one(self, node: Node) -> None:
+        if OPS[node.op].pattern is Pattern.ELEMENTWISE and all(n is node or self._is_number(n) for n in self.closure([node])):
+            self._new_group([node]).shape = node.output.shape  # nothing moves: always a kernel
+            return
         for attempt in range(len(node.inputs) + 1):
             try:
                 self.complete(Group(-1, [node]))
@@ -217,6 +221,12 @@ class Fuser:
         for value in node.inputs:
             self.force(value)
         self.cuts.append(_cut(node, node, node.outputs[0], f"runs on the host: {refusal}"))
+
+    def _is_number(self, node: Node) -> bool:
+        """Whether a node makes the same number everywhere."""
+        if node.op == "broadcast":
+            return not node.inputs[0].shape and node.inputs[0] not in self.forced
+        return node.op == "dim" or (node.op == "constant" and _is_carried(node) and node.output not in self.constants)
 
     def _movable(self, value: Value) -> bool:
         """Whether storing a free value would change what a consumer sees: not yet stored, and more than a scalar."""
@@ -316,7 +326,9 @@ class Fuser:
         self.merges.append(
             {"rule": rule, "from": _describe(producer.nodes[-1]), "to": _describe(consumer.nodes[0]), "value": value.name}
         )
-        self._new_group(nodes)
+        merged = self._new_group(nodes)
+        if producer.shape == consumer.shape:
+            merged.shape = producer.shape
         return True
 
     def _refuse(self, producer: Group, consumer: Group) -> str:
@@ -325,6 +337,8 @@ class Fuser:
         members = dict.fromkeys((*producer.nodes, *consumer.nodes))
         if self._cycle(members):
             return "another kernel lies between them"
+        if producer.shape is not None and producer.shape == consumer.shape:
+            return ""  # one index for everything
         try:
             outputs, axes, layout = self.analyse(members)
         except Refusal as refusal:
@@ -458,7 +472,7 @@ class Fuser:
             stored.update(group.outputs)
         for node in self.alone:
             stored.update(node.outputs)
-        return Plan(self._order(steps), stored, self.aliases, self.merges, self.cuts)
+        return Plan(self._order(steps), stored, self.aliases, self.merges, _once(self.cuts))
 
     def _complete_or_split(self, group: Group) -> None:
         """Completes a group; one without a kernel form after all falls apart into what was merged last. (Its parts cannot form a cycle
@@ -539,6 +553,11 @@ def _describe(node: Node) -> str:
 
 def _cut(a: Node | None, b: Node, value: Value, reason: str) -> dict[str, str]:
     return {"from": _describe(a) if a is not None else "", "to": _describe(b), "value": value.name, "reason": reason}
+
+
+def _once(cuts: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The record without repetitions: a pair of groups is tried again by every rule."""
+    return list({tuple(sorted(cut.items())): cut for cut in cuts}.values())
 
 
 def _is_scalar_chain(node: Node) -> bool:

@@ -154,6 +154,8 @@ def plan(nodes: list[Node], axes: Axes, outputs: list[Value], scope: Scope) -> L
     loop_of: dict[int, int] = {}
 
     def add(members: list[int], stage: bool) -> None:
+        if not members:
+            return
         loop = LoopAxis(len(loops), tuple(members), product([atoms[a].size for a in members]), stage)
         loops.append(loop)
         for a in members:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from codegen import compile_graph
 from dvm import pipeline
 from graph_kernel import passes
 from tests.e2e.tile_machine import Machine
-from vm.program import Program
+from vm.program import HostStep, Program
 
 SIZES = (0, 1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000)
 """0, 1, primes, and around the executors' block sizes."""
@@ -63,13 +64,17 @@ def check(got: Any, want: Any, tolerance: float | None = None, label: str = "", 
     limit = tolerance if tolerance is not None else HALF_TOLERANCE if half else TOLERANCE
     scale = max(np.abs(b[finite]).max(), least)
     error = np.abs(a[finite] - b[finite]).max()
-    assert error <= limit * scale, f"{label}: error {error:.3g} of {scale:.3g} ({error / max(scale, 1e-300):.3g} > {limit:.3g})"
+    assert error <= limit * scale, (
+        f"{label}: error {error:.3g} of {scale:.3g} ({error / max(scale, 1e-300):.3g} > {limit:.3g})"
+    )
 
 
 class Compiled:
     """A function compiled once by ``dvm.compile``; ``check`` launches it and compares with ``jax.jit`` (or ``reference``)."""
 
-    def __init__(self, fn: Callable[..., Any], *specs: Any, reference: Callable[..., Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], *specs: Any, reference: Callable[..., Any] | None = None, **options: Any
+    ) -> None:
         before = dvm.stats().compiles
         self.fn, self.program = fn, dvm.compile(fn, *specs, **options)
         assert dvm.stats().compiles == before + 1
@@ -99,6 +104,49 @@ class Compiled:
         for i, (a, b) in enumerate(zip(got[0], expected[0], strict=True)):
             check(a, b, tolerance, f"result {i} at {shapes}")
         return out
+
+
+Shapes = tuple[Any, ...]  # of the inputs: a shape stands for random data, anything else is the input itself
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function with specs and launches, for ``verify``. ``dtypes`` of the random inputs; ``kernels`` and ``host_ops`` as expected."""
+
+    name: str
+    fn: Callable[..., Any]
+    specs: Sequence[Any]
+    launches: Sequence[Shapes]
+    dtypes: Sequence[Any] = ()
+    tolerance: float | None = None
+    kernels: int | None = None
+    host_ops: int = 0
+
+    def arrays(self, launch: Shapes) -> list[np.ndarray]:
+        """The inputs of one launch."""
+        dtypes = [*self.dtypes, *[np.float32] * len(launch)]
+        return [
+            random(s, d, i) if isinstance(s, tuple) else np.asarray(s)
+            for i, (s, d) in enumerate(zip(launch, dtypes, strict=False))
+        ]
+
+
+def verify(case: Case) -> None:
+    """Compiles once and launches on the tests' tile machine, with the chip's tiles and with tiles of 3, against ``jax.jit``."""
+    program = program_of(case.fn, *case.specs)
+    ops = [k["ops"] for k in program.debug["kernels"]]
+    if case.kernels is not None:
+        assert len(ops) == case.kernels, f"{ops}, cuts {program.debug['cuts']}"
+    hosts = [s.function for s in program.steps if isinstance(s, HostStep)]
+    assert len(hosts) == case.host_ops, f"host ops {hosts}"
+    reference = jax.jit(case.fn)
+    for launch in case.launches:
+        arrays = case.arrays(launch)
+        want = jax.tree_util.tree_leaves(reference(*arrays))
+        for tile in (None, 3):
+            label = f"{case.name} at {[a.shape for a in arrays]}, tile {tile}"
+            for got, expected in zip(simulate(program, *arrays, tile=tile), want, strict=True):
+                check(got, expected, case.tolerance, label)
 
 
 def program_of(fn: Callable[..., Any], *specs: Any, **options: Any) -> Program:

@@ -42,7 +42,9 @@ class Recipe:
     def __str__(self) -> str:
         n = len(self.specs)
         lines = [f"v{i}: {s.shape}" for i, s in enumerate(self.specs)]
-        lines += [f"v{n + i} = {name}({', '.join(f'v{k}' for k in ops)})" for i, (name, _, ops) in enumerate(self.steps)]
+        lines += [
+            f"v{n + i} = {name}({', '.join(f'v{k}' for k in ops)})" for i, (name, _, ops) in enumerate(self.steps)
+        ]
         return "\n".join([*lines, f"results {self.results}"])
 
 
@@ -83,7 +85,11 @@ def _reduce(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> t
     if kind == "prod":
         return f"prod{axes}{keep}", lambda xp, x: xp.prod(1 + 0.01 * xp.tanh(x), axis=axes, keepdims=keep), (i,)
     if kind == "var":
-        return f"var{axes}{keep}", lambda xp, x: xp.sum((x - xp.mean(x, axes, keepdims=True)) ** 2, axes, keepdims=keep), (i,)
+        return (
+            f"var{axes}{keep}",
+            lambda xp, x: xp.sum((x - xp.mean(x, axes, keepdims=True)) ** 2, axes, keepdims=keep),
+            (i,),
+        )
     if kind == "sum":
         return f"sum{axes}{keep}", lambda xp, x: 0.125 * xp.sum(xp.tanh(x), axis=axes, keepdims=keep), (i,)
     return f"{kind}{axes}{keep}", lambda xp, x: getattr(xp, kind)(x, axis=axes, keepdims=keep), (i,)
@@ -129,18 +135,26 @@ def _view(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> tup
     shape = values[i].shape
     rank = len(shape)
     axis = rng.randrange(rank) if rank else 0
-    form = rng.choice("transpose merge split expand squeeze slice stride flip broadcast flatten pad unit".split())
+    form = rng.choice(["transpose", "merge", "split", "expand", "squeeze", "slice", "stride", "flip", "broadcast", "flatten", "pad", "unit"])
     if form == "transpose":
         perm = tuple(rng.sample(range(rank), rank))
         return f"transpose{perm}", lambda xp, x: xp.transpose(x, perm), (i,)
     if form == "merge":
         k = max(axis - 1, 0)
-        return f"merge{k}", lambda xp, x: xp.reshape(x, (*x.shape[:k], x.shape[k] * x.shape[k + 1], *x.shape[k + 2 :])), (i,)
+        return (
+            f"merge{k}",
+            lambda xp, x: xp.reshape(x, (*x.shape[:k], x.shape[k] * x.shape[k + 1], *x.shape[k + 2 :])),
+            (i,),
+        )
     if form == "split":
         n = rng.choice([2, 4])
         if not rank or not isinstance(shape[axis], int) or shape[axis] % n:
             n = 1
-        return f"split{axis},{n}", lambda xp, x: xp.reshape(x, (*x.shape[:axis], x.shape[axis] // n, n, *x.shape[axis + 1 :])), (i,)
+        return (
+            f"split{axis},{n}",
+            lambda xp, x: xp.reshape(x, (*x.shape[:axis], x.shape[axis] // n, n, *x.shape[axis + 1 :])),
+            (i,),
+        )
     if form == "expand":
         return f"expand{axis}", lambda xp, x: xp.expand_dims(x, axis), (i,)
     if form == "squeeze":
@@ -182,7 +196,11 @@ def _index(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> tu
     axis = rng.randrange(max(rank, 1))
     form = rng.choice(["mask", "take", "position", "cumsum", "gather"])
     if form == "mask":
-        return "causal", lambda xp, x: xp.where(xp.arange(x.shape[-2])[:, None] >= xp.arange(x.shape[-1]), x, -1.0), (i,)
+        return (
+            "causal",
+            lambda xp, x: xp.where(xp.arange(x.shape[-2])[:, None] >= xp.arange(x.shape[-1]), x, -1.0),
+            (i,),
+        )
     if form == "take":
         rows = np.array(rng.sample([0, 1, 0, 1], 3)) % (min(_least(shape[axis]), 2) if rank else 1)
         return f"take{axis}", lambda xp, x: xp.take(x, rows, axis=axis), (i,)
@@ -226,7 +244,13 @@ def random_recipe(seed: int, nodes: int) -> Recipe:
     letters = sorted({d for shape in shapes for d in shape if isinstance(d, str)})
     made: dict[str, Any] = {}
     if letters:
-        made = dict(zip(letters, dvm.spec(", ".join(letters), F32, **{k: dvm.Dim(k, min=low, max=64) for k in letters}).shape, strict=True))
+        made = dict(
+            zip(
+                letters,
+                dvm.spec(", ".join(letters), F32, **{k: dvm.Dim(k, min=low, max=64) for k in letters}).shape,
+                strict=True,
+            )
+        )
     specs = [jax.ShapeDtypeStruct(tuple(made.get(d, d) for d in shape), F32) for shape in shapes]
     if rng.random() < 0.3:
         specs.append(jax.ShapeDtypeStruct((), F32))

@@ -55,7 +55,9 @@ def values(dtype, seed):
     """Data with the special values of the dtype at fixed places."""
     x = random((N,), dtype, seed, 3.0)
     if dtype.kind not in "iub":
-        special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, -0.5, 2.5, -2.5, 1e-3], np.float32).astype(dtype)
+        special = np.array(
+            [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, -0.5, 2.5, -2.5, 1e-3], np.float32
+        ).astype(dtype)
     elif dtype.kind == "b":
         return x
     else:
@@ -118,7 +120,11 @@ def test_bool():
 
 
 def test_ops_without_kernel_form_run_on_the_host():
-    program = Compiled(lambda x, f: (lax.population_count(x) + x, lax.clz(x), jnp.signbit(f)), spec("n", np.int32, **RANGE), spec("n", **RANGE))
+    program = Compiled(
+        lambda x, f: (lax.population_count(x) + x, lax.clz(x), jnp.signbit(f)),
+        spec("n", np.int32, **RANGE),
+        spec("n", **RANGE),
+    )
     for n in (0, 1, 17):
         program.check(random((n,), np.int32), random((n,)))
 
@@ -141,9 +147,16 @@ def test_cast(dtype):
 
 def test_select_of_many_dtypes():
     def fn(p, x, i, h):
-        return jnp.where(p, x, -x), jnp.where(p, i, 7), jnp.where(p, h, jnp.zeros_like(h)), jnp.where(x > 0, i.astype(jnp.float32), x)
+        return (
+            jnp.where(p, x, -x),
+            jnp.where(p, i, 7),
+            jnp.where(p, h, jnp.zeros_like(h)),
+            jnp.where(x > 0, i.astype(jnp.float32), x),
+        )
 
-    program = Compiled(fn, spec("n", np.bool_, **RANGE), spec("n", **RANGE), spec("n", np.int32, **RANGE), spec("n", BFLOAT16, **RANGE))
+    program = Compiled(
+        fn, spec("n", np.bool_, **RANGE), spec("n", **RANGE), spec("n", np.int32, **RANGE), spec("n", BFLOAT16, **RANGE)
+    )
     for n in SMALL:
         program.check(*(random((n,), d) for d in (np.bool_, np.float32, np.int32, BFLOAT16)))
 
@@ -152,7 +165,9 @@ def test_float64_runs_on_the_host():
     import dvm
 
     with jax.enable_x64(True):
-        program = Compiled(lambda x, y: jnp.sin(x) * y + 1, spec("n", np.float64, **RANGE), spec("n", np.float64, **RANGE))
+        program = Compiled(
+            lambda x, y: jnp.sin(x) * y + 1, spec("n", np.float64, **RANGE), spec("n", np.float64, **RANGE)
+        )
         before = dvm.stats().host_ops
         for n in (0, 1, 17):
             program.check(random((n,), np.float64), random((n,), np.float64, 1), tolerance=1e-14)

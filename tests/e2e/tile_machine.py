@@ -17,7 +17,7 @@ from vm import host, isa
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.decode import Address, Hole, Kernel, Loop, Op, Operand, Tile, decode
 from vm.dtypes import dtype_of, item_size
-from vm.program import INPUT, LANES, PINNED, CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
+from vm.program import INPUT, LANES, CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
 
 GARBAGE = 0xA5
 
@@ -56,7 +56,11 @@ class Machine:
         buffer = self.program.buffers[b]
         dtype = dtype_of(buffer.dtype)
         if buffer.offset is None:
-            source = self.program.constants[buffer.constant] if buffer.constant is not None else self.arrays[buffer.input or 0]
+            source = (
+                self.program.constants[buffer.constant]
+                if buffer.constant is not None
+                else self.arrays[buffer.input or 0]
+            )
             return np.ascontiguousarray(source).reshape(-1)
         item = item_size(buffer.dtype)
         start = self.bound.regs[buffer.offset] * LANES * item
@@ -74,9 +78,13 @@ class Machine:
                 _Core(self, kernel, self.bound.kernel_words(item.index), step).run()
             elif isinstance(step, HostStep):
                 inputs = [self.memory(b).reshape(self.bound.shape(b)) for b in step.inputs]
-                for b, value in zip(step.outputs, host.call(step.function, inputs, self.bound.host_attrs[item.index]), strict=True):
+                for b, value in zip(
+                    step.outputs, host.call(step.function, inputs, self.bound.host_attrs[item.index]), strict=True
+                ):
                     if tuple(np.shape(value)) != self.bound.shape(b):
-                        raise MachineFault(f"host function {step.function} gave {np.shape(value)}, expected {self.bound.shape(b)}")
+                        raise MachineFault(
+                            f"host function {step.function} gave {np.shape(value)}, expected {self.bound.shape(b)}"
+                        )
                     self.memory(b)[...] = np.asarray(value).reshape(-1)
             elif isinstance(step, CondStep):
                 index = int(self.memory(step.selector)[0])
@@ -146,7 +154,9 @@ class _Core:
         tile = self.kernel.tiles[number]
         if list(value.shape) != self.sizes(tile):
             raise MachineFault(f"tile {number} is {self.sizes(tile)} and gets {value.shape}")
-        full = tile.dtype.itemsize * int(np.prod([n if a == isa.NO_AXIS else self._chip_tile(a, n) for n, a in tile.dims], dtype=int))
+        full = tile.dtype.itemsize * int(
+            np.prod([n if a == isa.NO_AXIS else self._chip_tile(a, n) for n, a in tile.dims], dtype=int)
+        )
         end = tile.address + max(full, 1)
         for key, (_, other) in list(self.local.items()):
             if key[0] == tile.space and key[1] < end and tile.address < other and key[1] != tile.address:
@@ -268,7 +278,9 @@ class _Core:
         if op.fixed("carry"):
             raise MachineFault("carried scans are not used")
         x = self.read(op.fixed("x"))
-        self.write(op.fixed("dst"), self.reference(op.insn.name, [x], axis=op.fixed("dim"), reverse=bool(op.fixed("reverse"))))
+        self.write(
+            op.fixed("dst"), self.reference(op.insn.name, [x], axis=op.fixed("dim"), reverse=bool(op.fixed("reverse")))
+        )
 
     def do_mmad(self, op: Op) -> None:
         x, y = self.read(op.fixed("x")), self.read(op.fixed("y"))
@@ -307,7 +319,9 @@ class _Core:
         dims = [d for d in range(len(sizes)) if op.fixed("mask") >> d & 1]
         if [sizes[d] for d in dims] != list(x.shape):
             raise MachineFault(f"bcast of {x.shape} into dims {dims} of {sizes}")
-        self.write(tile.id, np.broadcast_to(x.reshape([sizes[d] if d in dims else 1 for d in range(len(sizes))]), sizes))
+        self.write(
+            tile.id, np.broadcast_to(x.reshape([sizes[d] if d in dims else 1 for d in range(len(sizes))]), sizes)
+        )
 
     def do_permute(self, op: Op) -> None:
         x = self.read(op.fixed("x"))
