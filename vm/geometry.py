@@ -26,7 +26,7 @@ CUBE_VOLUME = 1 << 22
 FULL_VOLUME = 1 << 21
 CUBE_ROWS = 256
 LOOPED_CUBE_ROWS = 64
-CUBE_MASKED = 16  # rows of the masked block of a matrix product
+CUBE_MASKED = 16  # rows of the smallest masked block of a matrix product
 NESTED_ROWS = 16
 CUBE_REDUCE = (128,)
 VECTOR_REDUCE = (1024, 64)
@@ -35,16 +35,16 @@ SPREAD = 16  # exact size of vector code over its masked size
 
 @dataclass(frozen=True)
 class Rungs:
-    """Block sizes of one axis: exact ones (largest first), the masked one (0: none), and whether single elements have code."""
+    """Block sizes of one axis: exact ones, then masked ones (both largest first), and whether single elements have code."""
 
     exact: tuple[int, ...]
-    masked: int = 0
+    masked: tuple[int, ...] = ()
     single: bool = False
 
     @property
     def top(self) -> int:
         """The largest size."""
-        return self.exact[0]
+        return max((*self.exact, *self.masked))
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,8 @@ class Blocks:
 def shapes(kind: isa.LoopKind, rungs: Rungs) -> list[Blocks]:
     """The kinds of blocks that a loop with these block sizes has code for, in the order in which they run."""
     if kind == isa.LoopKind.REDUCE:
-        sizes = (*rungs.exact, *([rungs.masked] if rungs.masked else []))
-        return [Blocks(size, size > 1) for size in sizes]
-    out = [Blocks(size, False) for size in rungs.exact]
-    if rungs.masked:
-        out.append(Blocks(rungs.masked, rungs.masked > 1))
+        return [Blocks(size, size > 1) for size in (*rungs.exact, *rungs.masked)]
+    out = [Blocks(size, False) for size in rungs.exact] + [Blocks(size, size > 1) for size in rungs.masked]
     if rungs.single and 1 not in rungs.exact:
         out.append(Blocks(1, False))
     return out
@@ -75,19 +72,19 @@ def blocks(kind: isa.LoopKind, rungs: Rungs, n: int) -> list[Blocks]:
     out: list[Blocks] = []
     start = 0
     kinds = shapes(kind, rungs)
+    smallest = min((b.size for b in kinds if b.size > 1), default=1)
     for k, block in enumerate(kinds):
         size, left = block.size, n - start
         count, rest = divmod(left, size)
         last = k == len(kinds) - 1
-        if kind == isa.LoopKind.REDUCE:
+        if rest and kind == isa.LoopKind.REDUCE:
             # An overrun block is better than more than half of it in smaller ones; the last size takes all that is left.
-            count += rest > 0 and (last or rest * 2 > size)
-        elif block.masked:
-            count += rest > 0
-            count = 0 if left == 1 and rungs.single else count
-        else:
+            count += last or rest * 2 > size
+        elif rest and block.masked:
+            count += rest * 2 > size or (size == smallest and not (rest == 1 and rungs.single))
+        elif rest and n >= size > 1:
             # One shifted block is better than many small ones when more than half of it is new (or nothing smaller follows).
-            count += rest > 0 and n >= size > 1 and (rest * 2 > size or last)
+            count += rest * 2 > size or last
         out.append(Blocks(size, block.masked, count, start))
         start = min(start + count * size, n)
     return out
@@ -129,7 +126,7 @@ def plan(kernel: Kernel) -> dict[int, Rungs]:
         )
     rows = parallel[-2:-1]
     if rows and not cube:
-        out[rows[0]] = Rungs((NESTED_ROWS,), 1)
+        out[rows[0]] = Rungs((NESTED_ROWS, 1))
     stored = {
         x.axis
         for x in loops
@@ -144,15 +141,16 @@ def _cube(inner: int, looped: bool) -> Rungs:
     rows = max(1, min(CUBE_VOLUME // max(inner, 1), LOOPED_CUBE_ROWS if looped else CUBE_ROWS))
     top = 1 << (rows.bit_length() - 1)
     if top <= CUBE_MASKED:
-        return Rungs((top,), 0, True) if top > 1 else Rungs((1,))
-    exact = (top,) if top <= LOOPED_CUBE_ROWS else (top, LOOPED_CUBE_ROWS)
-    return Rungs(exact, CUBE_MASKED, True)
+        return Rungs((top, 1)) if top > 1 else Rungs((1,))
+    if top <= LOOPED_CUBE_ROWS:
+        return Rungs((), (top, CUBE_MASKED), True)
+    return Rungs((top,), (LOOPED_CUBE_ROWS, CUBE_MASKED), True)
 
 
 def _vector(inner: int, limit: int) -> Rungs:
     rows = max(1, limit // max(inner, 1))
     top = 1 << (rows.bit_length() - 1)
-    return Rungs((top,), max(1, top // SPREAD)) if top > 1 else Rungs((1,))
+    return Rungs((top,), (max(1, top // SPREAD),)) if top > 1 else Rungs((1,))
 
 
 def loops_of(body: Iterable[Op | Loop]) -> Iterable[Loop]:

@@ -72,10 +72,10 @@ def test_a_launch_uses_these_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PARALLEL = [
     Rungs((1,)),
-    Rungs((8,), 0, True),
-    Rungs((512,), 32),
-    Rungs((256, 64), 16, True),
-    Rungs((16,), 1),
+    Rungs((8, 1)),
+    Rungs((512,), (32,)),
+    Rungs((256,), (64, 16), True),
+    Rungs((16, 1)),
 ]
 
 
