@@ -56,6 +56,7 @@ class Body:
     edges: list[Edge] = field(default_factory=list)
     barriers: set[int] = field(default_factory=set)  # items; before a loop it takes an instruction
     inner: dict[int, Body] = field(default_factory=dict)
+    after: dict[tuple[int, Pipe], Clock] = field(default_factory=dict)  # a pipe's clock after an item; from n on, in the second walk
     exit: dict[Pipe, Clock] = field(default_factory=dict)  # what every pipe knows of the last iteration when it is over
     begin: list[int] = field(default_factory=list)  # places in the whole kernel
     end: list[int] = field(default_factory=list)
@@ -131,7 +132,7 @@ class _Walk:
     def __init__(self, body: Body, overlaps: dict[VTile, list[VTile]]) -> None:
         self.body, self.overlaps, self.n = body, overlaps, len(body.items)
         self.clocks: dict[Pipe, Clock] = {p: [-1] * len(Pipe) for p in Pipe}
-        self.after: dict[tuple[int, Pipe], Clock] = {}  # a pipe's clock after an item, in either walk
+        self.after = body.after
         self.reads: dict[VTile, dict[Pipe, list[int]]] = {}  # items that read or wrote a tile, by pipe
         self.writes: dict[VTile, dict[Pipe, list[int]]] = {}
         self.into: dict[int, list[Edge]] = {}
@@ -172,19 +173,22 @@ class _Walk:
                 self.body.edges.append(edge)
                 self.into.setdefault(j, []).append(edge)
                 self.wait(edge, shift)
-            elif pipe == Pipe.V and not self.begins_with_barrier(j):
+            elif pipe == Pipe.V:
                 self.body.barriers.add(j)
                 clock[pipe] = shift + j - 1
 
     def needed(self, j: int, pipe: Pipe) -> dict[Pipe, int]:
         """The last item of every pipe on which item ``j`` depends in what it does on ``pipe``."""
         out: dict[Pipe, int] = {}
+        inner = self.body.inner.get(j)
         for tile, pipes in self.body.touched[j].items():
             if pipe not in pipes:
                 continue
             for other in self.overlaps[tile]:
                 for history in (self.writes, self.reads) if pipes[pipe] else (self.writes,):
                     for source, producers in history.get(other, {}).items():
+                        if inner is not None and _orders_itself(inner, source, pipe, tile):
+                            continue
                         open_ones = (i for i in reversed(producers) if not _settled(self.body, i % self.n, other, source, pipe))
                         out[source] = max(out.get(source, -1), next(open_ones, -1))
         return out
@@ -196,18 +200,6 @@ class _Walk:
         clock = self.clocks[edge.target]
         clock[:] = map(max, clock, message)
 
-    def begins_with_barrier(self, j: int) -> bool:
-        """Whether item ``j`` is a loop whose first vector instruction has a barrier anyway."""
-        body: Body | None = self.body.inner.get(j)
-        while body is not None:
-            first = next((k for k, pipes in enumerate(body.pipes) if Pipe.V in pipes), None)
-            if first is None:
-                return False
-            if first in body.barriers:
-                return True
-            body = body.inner.get(first)
-        return False
-
 
 def _settled(body: Body, i: int, tile: VTile, source: Pipe, pipe: Pipe) -> bool:
     """Whether item ``i`` is a loop after which ``pipe`` knows all that ``source`` did to ``tile`` in it, however often it ran."""
@@ -216,6 +208,21 @@ def _settled(body: Body, i: int, tile: VTile, source: Pipe, pipe: Pipe) -> bool:
         return False
     touching = [k for k, touched in enumerate(inner.touched) if source in touched.get(tile, {})]
     return all(inner.exit[pipe][source] >= k or _settled(inner, k, tile, source, pipe) for k in touching)
+
+
+def _orders_itself(body: Body, source: Pipe, pipe: Pipe, tile: VTile) -> bool:
+    """Whether ``pipe`` touches ``tile`` in a loop's body only when it knows of something that ``source`` did in the body, and with it of
+    all that ``source`` did before (on the vector pipe: after a barrier)."""
+    for k, touched in enumerate(body.touched):
+        if source == pipe and k in body.barriers:
+            return True
+        if pipe not in touched.get(tile, {}):
+            continue
+        if source != pipe and body.after[k, pipe][source] >= 0:
+            return True
+        if not (k in body.inner and _orders_itself(body.inner[k], source, pipe, tile)):
+            return False
+    return True
 
 
 # --- events ----------------------------------------------------------------------------------------------------------------------

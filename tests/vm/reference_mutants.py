@@ -37,23 +37,29 @@ def small_chip(ub: int = 8192, cube: int = 8192) -> Chip:
 
 @dataclass(eq=False)
 class Case:
-    """A program with inputs, its chip, and the right results."""
+    """A program with inputs of several sizes, its chip, and the right results."""
 
     name: str
     program: Program
-    arrays: list[np.ndarray]
+    inputs: list[list[np.ndarray]]
     chip: Chip
     right: list[np.ndarray]
 
     def run(self, program: Program, chip: Chip | None = None, edit: Callable[[BoundProgram], None] | None = None) -> list[np.ndarray]:
+        """The results for all inputs, one after the other."""
         binder = Binder(program)
-        bound = binder.bind_sizes(binder.check_inputs(self.arrays))
-        if edit is not None:
-            edit(bound)
-        return reference.run(program, bound, self.arrays, chip or self.chip, cores=1)
+        out: list[np.ndarray] = []
+        for arrays in self.inputs:
+            bound = binder.bind_sizes(binder.check_inputs(arrays))
+            if edit is not None:
+                edit(bound)
+            out += reference.run(program, bound, arrays, chip or self.chip, cores=1)
+        return out
 
 
-def compiled(name: str, fn: Callable[..., Any], specs: Sequence[Any], arrays: list[np.ndarray], monkeypatch: Any, **memory: int) -> Case:
+def compiled(
+    name: str, fn: Callable[..., Any], specs: Sequence[Any], inputs: list[list[np.ndarray]], monkeypatch: Any, **memory: int
+) -> Case:
     """``fn`` compiled for a small chip."""
     chip = small_chip(**memory)
     with monkeypatch.context() as patch:
@@ -63,7 +69,7 @@ def compiled(name: str, fn: Callable[..., Any], specs: Sequence[Any], arrays: li
         traced = pipeline.from_function(fn, specs, {})
         passes.optimise(traced.graph)
         program = compile_graph(traced.graph, {})
-    case = Case(name, program, arrays, chip, [])
+    case = Case(name, program, inputs, chip, [])
     case.right = case.run(program)
     return case
 
