@@ -50,6 +50,7 @@ class CompiledProgram:
         self._pass_seconds = list(pass_seconds)  # of the passes in the debug data; not saved
         self._lock = threading.Lock()
         self._executable: Any = None
+        self._foreign = False  # read from a file: what it accesses is checked at every new size
         names = [spec.name for spec in program.inputs]
         title = str(program.debug.get("title", ""))
         self._signature = signature or Signature.from_data(
@@ -120,7 +121,12 @@ class CompiledProgram:
         if self._executable is None:
             with self._lock:
                 if self._executable is None:
-                    self._executable = make_executable(self._program, self._tier)
+                    executable = make_executable(self._program, self._tier)
+                    if self._foreign:
+                        from vm import verifier
+
+                        executable.binder.check = verifier.BoundCheck(self._program)
+                    self._executable = executable
         return self._executable
 
     def wait(self) -> CompiledProgram:
@@ -259,13 +265,16 @@ def make_executable(program: Program, tier: str) -> Any:
 
 def load(path: str | os.PathLike[str], tier: str = "auto") -> CompiledProgram:
     """The program saved at ``path``. Needs neither SymPy nor onnx. Raises ``ProgramError`` for a damaged file."""
-    from vm import serialise
+    from vm import serialise, verifier
 
     try:
         program = serialise.load(path)
     except OSError as error:
         raise ProgramError(f"cannot read {os.fspath(path)!r}: {error.strerror or error}") from error
-    return CompiledProgram(program, tier=tier)
+    verifier.verify(program)
+    loaded = CompiledProgram(program, tier=tier)
+    loaded._foreign = True
+    return loaded
 
 
 def _range_line(symbol: Symbol) -> str:

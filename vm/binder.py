@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -101,6 +101,7 @@ class Binder:
         self._cache: OrderedDict[tuple[int, ...], BoundProgram] = OrderedDict()
         self._cache_entries, self._cache_bytes, self._cached = cache_entries, cache_bytes, 0
         self._lock = threading.Lock()
+        self.check: Callable[[BoundProgram], None] | None = None  # of new sizes, before their first launch
         self._expected = [(len(spec.dims), dtype_of(spec.dtype)) for spec in program.inputs]
         self._input_dims = [reg for spec in program.inputs for reg in spec.dims]
         self._limits = [(s.min, _top(s), s.multiple_of, s.remainder) for s in program.symbols]
@@ -161,6 +162,8 @@ class Binder:
                 self._cache.move_to_end(sizes)
                 return bound
         bound = self.bind(self.solve(sizes), sizes)
+        if self.check is not None:
+            self.check(bound)
         with self._lock:
             if sizes not in self._cache:
                 self._cache[sizes] = bound
