@@ -8,10 +8,9 @@ The data is ``Program.debug``, which the compiler fills and a stripped file lack
     passes   [{"name", "before", "after", "notes"}]      those that changed something
     constraints [str]                                    ranges, deduced relations with their cause, launch checks
     jit      [str]                                       what ``dvm.jit`` kept fixed or shares, and why
-    host     [{"op", "count", "reason"}]                 operations that run on the host
 
-Every key may be missing. Which kernels read what another one stores, and so are cut apart, is read from the program's steps; the
-reason of such a cut is the refused merge over that value, or that no rule merges such a pair.
+Every key may be missing. What runs on the host is counted in the program's steps. Which kernels read what another one stores, and so are
+cut apart, is read from the steps too; the reason of such a cut is the refused merge over that value, or that no rule merges such a pair.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vm.decode import decode, stored_buffers
-from vm.disassembler import kernel_steps
+from vm.disassembler import kernel_steps, walk
 from vm.errors import ProgramError
-from vm.program import Program
+from vm.program import HostStep, Program
 
 _HEADS = (("kernels", "kernel"), ("templates", "template"), ("launches", "kernel launch"))
 _MERGE_LIMIT = 40  # lines of merges in the text form; --json has all
@@ -85,6 +84,22 @@ def cuts(program: Program) -> list[dict[str, str]]:
     return [{"from": a, "to": b, "value": value, "reason": why} for (a, b, value), why in found.items()]
 
 
+_ON_HOST = "runs on the host: "
+
+
+def _on_host(cut: Any) -> bool:
+    return isinstance(cut, Mapping) and str(cut.get("reason", "")).startswith(_ON_HOST)
+
+
+def host_operations(program: Program) -> list[dict[str, Any]]:
+    """The host functions that the program's steps call, how many steps call each, and why where fusion said so."""
+    counts = Counter(step.function for step in walk(program.steps) if isinstance(step, HostStep))
+    reasons: dict[str, dict[str, None]] = {}
+    for cut in filter(_on_host, program.debug.get("cuts", ())):
+        reasons.setdefault(str(cut["to"]).split(" ")[0], {})[str(cut["reason"]).removeprefix(_ON_HOST)] = None
+    return [{"op": op, "count": n, "reason": "; ".join(reasons.get(op, ()))} for op, n in counts.items()]
+
+
 def _place(program: Program, b: int) -> int:
     """The first buffer that lies where buffer ``b`` lies: a reshaped value shares memory with its source."""
     buffer = program.buffers[b]
@@ -121,10 +136,10 @@ class Explanation:
         return {
             "kernels": [{"name": k.name, "ops": list(k.ops), "origin": list(k.origin)} for k in kernels(self._program)],
             "cuts": cuts(self._program) if debug else [],
-            "refused": [_plain(c) for c in debug.get("cuts", ())],
+            "refused": [_plain(c) for c in debug.get("cuts", ()) if not _on_host(c)],
             "merges": [_plain(m) for m in debug.get("merges", ())],
             "passes": self._passes(debug.get("passes", ())),
-            "host": [_plain(h) for h in debug.get("host", ())],
+            "host": host_operations(self._program),
             "constraints": self._constraints,
             "launches": len(list(kernel_steps(self._program.steps))),
             "templates": len(self._program.templates),

@@ -119,6 +119,16 @@ def test_every_cut_between_kernels_has_a_reason():
     assert "silu" not in second.ops and second.ops[0] == "dot" and "rsqrt" in first.ops
 
 
+def test_what_runs_on_the_host_is_counted_and_shown():
+    program = dvm.compile(lambda x: jnp.sort(x * 2), dvm.spec("n"))
+    assert [(row["op"], row["count"]) for row in program.explain().to_dict()["host"]] == [("sort", 1)]
+    assert "host operations:\n  sort x1" in str(program.explain())
+    before = dvm.stats()
+    x = normal(9)
+    np.testing.assert_array_equal(program(x), np.sort(x * 2))
+    assert (dvm.stats() - before).host_ops == 1
+
+
 def test_a_closed_jaxpr():
     (b,) = jax.export.symbolic_shape("b")
     jaxpr = jax.make_jaxpr(lambda x, y: (x * 2 + y, jnp.max(x)))(jax.ShapeDtypeStruct((b, 3), jnp.float32), normal(3))
