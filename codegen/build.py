@@ -347,7 +347,10 @@ class ProgramBuilder:
         graph = Graph(self.scope, name="row")
         a, i = graph.add_input(x.shape, x.dtype, "x"), graph.add_input((), np.int32, "i")
         zero = graph.constant(0, np.int32)
-        piece = graph.add("dynamic_slice", a, i, *[zero] * (x.rank - 1), sizes=(1, *x.shape[1:]))
+        piece = graph.new_value((1, *x.shape[1:]), x.dtype)  # not by the shape rule: the body does not run where there is no row
+        starts = (i, *[zero] * (x.rank - 1))
+        piece.producer = Node("dynamic_slice", (a, *starts), (piece,), {"sizes": piece.shape})
+        graph.nodes.append(piece.producer)
         graph.outputs = [graph.add("reshape", piece, shape=row.shape)]
         return self.emit(graph, {a: source, i: counter}, [target])
 
@@ -357,7 +360,10 @@ class ProgramBuilder:
         a, r = graph.add_input(value.shape, value.dtype, "y"), graph.add_input(row.shape, row.dtype, "row")
         i, zero = graph.add_input((), np.int32, "i"), graph.constant(0, np.int32)
         update = graph.add("reshape", r, shape=(1, *row.shape))
-        graph.outputs = [graph.add("dynamic_update_slice", a, update, i, *[zero] * (value.rank - 1))]
+        result = graph.new_value(value.shape, value.dtype)
+        result.producer = Node("dynamic_update_slice", (a, update, i, *[zero] * (value.rank - 1)), (result,))
+        graph.nodes.append(result.producer)
+        graph.outputs = [result]
         return self.emit(graph, {a: target, r: source, i: counter}, [target])
 
     # --- the program ----------------------------------------------------------------------------------------------------------------

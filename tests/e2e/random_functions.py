@@ -135,7 +135,22 @@ def _view(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> tup
     shape = values[i].shape
     rank = len(shape)
     axis = rng.randrange(rank) if rank else 0
-    form = rng.choice(["transpose", "merge", "split", "expand", "squeeze", "slice", "stride", "flip", "broadcast", "flatten", "pad", "unit"])
+    form = rng.choice(
+        [
+            "transpose",
+            "merge",
+            "split",
+            "expand",
+            "squeeze",
+            "slice",
+            "stride",
+            "flip",
+            "broadcast",
+            "flatten",
+            "pad",
+            "unit",
+        ]
+    )
     if form == "transpose":
         perm = tuple(rng.sample(range(rank), rank))
         return f"transpose{perm}", lambda xp, x: xp.transpose(x, perm), (i,)

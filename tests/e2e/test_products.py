@@ -8,7 +8,7 @@ from jax import lax
 
 from tests.e2e.harness import BFLOAT16, Case, spec, verify
 
-F32, I32 = jnp.float32, jnp.int32
+F32 = jnp.float32
 
 
 def S(shape, dtype=F32, low=0):
@@ -77,8 +77,14 @@ for ein, sa, sb, cs in [
     ("bshd,hde->bse", "b,s,4,8", "4,8,16", [((2, 3, 4, 8), (4, 8, 16)), ((1, 1, 4, 8), (4, 8, 16))]),
     ("bse,ehd->bhsd", "b,s,16", "16,4,8", [((2, 3, 16), (16, 4, 8)), ((1, 1, 16), (16, 4, 8))]),
 ]:
-    add("ein " + ein, lambda x, y: jnp.einsum(ein, x, y), [S(sa), S(sb)], cs, tol=1e-5)
-    add("einpre " + ein, lambda x, y: jnp.tanh(jnp.einsum(ein, jnp.sin(x), y + 1)) * 0.5, [S(sa), S(sb)], cs, tol=1e-5)
+    add("ein " + ein, lambda x, y, ein=ein: jnp.einsum(ein, x, y), [S(sa), S(sb)], cs, tol=1e-5)
+    add(
+        "einpre " + ein,
+        lambda x, y, ein=ein: jnp.tanh(jnp.einsum(ein, jnp.sin(x), y + 1)) * 0.5,
+        [S(sa), S(sb)],
+        cs,
+        tol=1e-5,
+    )
 add("x@x.T", lambda x: x @ x.T, [S("a,b")], [((5, 7),), ((1, 1),), ((0, 4),), ((4, 0),)], tol=1e-5)
 add("x.T@x", lambda x: x.T @ x, [S("a,b")], [((5, 7),), ((1, 1),)], tol=1e-5)
 add("x@x", lambda x: x @ x, [S("a,a")], [((5, 5),), ((1, 1),)], tol=1e-5)

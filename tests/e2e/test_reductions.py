@@ -8,7 +8,7 @@ from jax import lax
 
 from tests.e2e.harness import BFLOAT16, Case, spec, verify
 
-F32, I32 = jnp.float32, jnp.int32
+F32 = jnp.float32
 
 
 def S(shape, dtype=F32, low=0):
@@ -31,14 +31,21 @@ def add(name, fn, specs, launches, dtypes=(), tol=None, kernels=None, host=0):
 two = [((0, 5),), ((1, 1),), ((3, 0),), ((7, 5),), ((17, 33),)]
 for nm in ("sum", "prod"):
     for ax in (0, 1, (0, 1)):
-        add(f"{nm}{ax}", lambda x: getattr(jnp, nm)(x * 0.1 + 1, axis=ax), [S("a,b")], two, tol=1e-5, kernels=1)
+        add(
+            f"{nm}{ax}",
+            lambda x, ax=ax, nm=nm: getattr(jnp, nm)(x * 0.1 + 1, axis=ax),
+            [S("a,b")],
+            two,
+            tol=1e-5,
+            kernels=1,
+        )
 pos = [((1, 1),), ((7, 5),), ((17, 33),), ((2, 129),)]
 for nm in ("max", "min", "argmax", "argmin", "mean", "var"):
     for ax in (0, 1):
-        add(f"{nm}{ax}", lambda x: getattr(jnp, nm)(x, axis=ax), [S1("a,b")], pos, tol=1e-5)
+        add(f"{nm}{ax}", lambda x, ax=ax, nm=nm: getattr(jnp, nm)(x, axis=ax), [S1("a,b")], pos, tol=1e-5)
 for nm in ("any", "all"):
     for ax in (0, 1, (0, 1)):
-        add(f"{nm}{ax}", lambda x: getattr(jnp, nm)(x > 0, axis=ax), [S("a,b")], two, kernels=1)
+        add(f"{nm}{ax}", lambda x, ax=ax, nm=nm: getattr(jnp, nm)(x > 0, axis=ax), [S("a,b")], two, kernels=1)
 add("argmax all", lambda x: jnp.argmax(x), [S1("a,b")], pos)
 add(
     "argmax3",
@@ -50,14 +57,14 @@ add("argmax int", lambda x: (jnp.argmax(x, -1), jnp.argmin(x, -1)), [S1("a,b", j
 for ax in (0, 1, 2, (0, 2), (1, 2), (0, 1)):
     add(
         f"sum3 {ax}",
-        lambda x: jnp.sum(x, ax),
+        lambda x, ax=ax: jnp.sum(x, ax),
         [S("a,b,c")],
         [((2, 3, 5),), ((1, 1, 1),), ((0, 3, 4),), ((4, 0, 3),), ((4, 3, 0),)],
         tol=1e-5,
     )
     add(
         f"sum3s {ax}",
-        lambda x: jnp.sum(x, ax),
+        lambda x, ax=ax: jnp.sum(x, ax),
         [S("a,8,c")],
         [((2, 8, 5),), ((1, 8, 1),), ((0, 8, 4),), ((4, 8, 0),)],
         tol=1e-5,
@@ -70,15 +77,15 @@ add("bool sum", lambda x: jnp.sum(x > 0, 1), [S("a,b")], two)
 add("bf16 sum", lambda x: jnp.sum(x, 1), [S("a,b", jnp.bfloat16)], two, dtypes=[BFLOAT16])
 for nm in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
     f = getattr(lax, nm)
-    add(nm + " static", lambda x: f(x, axis=1), [S("a,16")], [((0, 16),), ((1, 16),), ((9, 16),)], tol=1e-5)
+    add(nm + " static", lambda x, f=f: f(x, axis=1), [S("a,16")], [((0, 16),), ((1, 16),), ((9, 16),)], tol=1e-5)
     add(
         nm + " rev",
-        lambda x: f(x, axis=1, reverse=True),
+        lambda x, f=f: f(x, axis=1, reverse=True),
         [S("a,16,b")],
         [((0, 16, 2),), ((1, 16, 1),), ((9, 16, 3),)],
         tol=1e-5,
     )
-    add(nm + " dyn", lambda x: f(x, axis=0) + 1, [S("a,b")], [((0, 3),), ((1, 1),), ((9, 4),)], tol=1e-5, host=1)
+    add(nm + " dyn", lambda x, f=f: f(x, axis=0) + 1, [S("a,b")], [((0, 3),), ((1, 1),), ((9, 4),)], tol=1e-5, host=1)
 add("logsumexp", lambda x: jax.nn.logsumexp(x, -1), [S1("a,b")], pos, tol=1e-5)
 add("softmax", lambda x: jax.nn.softmax(x, -1), [S1("a,b")], pos, tol=1e-5, kernels=1)
 add("softmax0", lambda x: jax.nn.softmax(x, 0), [S1("a,b")], pos, tol=1e-5, kernels=1)
