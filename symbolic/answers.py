@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from symbolic.proof import Proof
 
 
 class _Answer:
@@ -16,10 +21,17 @@ class _Answer:
 
 @dataclass(frozen=True)
 class Proved(_Answer):
-    """The relation holds for every assignment that meets the facts."""
+    """The relation holds for every assignment that meets the facts. ``reason`` is one line; ``proof()`` gives every step."""
 
     reason: str
+    _record: Callable[[], Proof] | None = field(default=None, repr=False, compare=False)
     proved = True
+
+    def proof(self) -> Proof:
+        """The proof as data: prints as numbered steps, and ``symbolic.checker.check`` accepts it. Made when it is asked for."""
+        if self._record is None:
+            raise ValueError("this answer was made without a way to write its proof down")
+        return self._record()
 
 
 @dataclass(frozen=True)

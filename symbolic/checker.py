@@ -96,8 +96,9 @@ def _at_least(premises: list[Relation], dim: Dim, step: Step) -> None:
 
 
 def _mul(a: Interval, b: Interval) -> Interval:
-    if (0, 0) in (a, b):
-        return 0, 0
+    for one, other in ((a, b), (b, a)):
+        if one[0] is not None and one[0] == one[1]:
+            return _scaled(other, one[0])
     ends = [(x, y) for x in a for y in b]
     if all(x is not None and y is not None for x, y in ends):
         products = [x * y for x, y in ends if x is not None and y is not None]
@@ -109,6 +110,13 @@ def _mul(a: Interval, b: Interval) -> Interval:
     if all(p or n for p, n in zip(positive, negative, strict=True)):
         return (0, None) if positive[0] == positive[1] else (None, 0)
     return None, None
+
+
+def _scaled(a: Interval, c: int) -> Interval:
+    if c == 0:
+        return 0, 0
+    low, high = (None if v is None else v * c for v in a)
+    return (low, high) if c > 0 else (high, low)
 
 
 def _interval(dim: Dim, ranges: Mapping[str, Interval]) -> Interval:
@@ -124,7 +132,7 @@ def _interval(dim: Dim, ranges: Mapping[str, Interval]) -> Interval:
             if power % 2 == 0 and (value[0] is None or value[0] < 0):
                 value = 0, value[1]
             term = _mul(term, value)
-        term = _mul(term, (c, c))
+        term = _scaled(term, c)
         low = None if low is None or term[0] is None else low + term[0]
         high = None if high is None or term[1] is None else high + term[1]
     return low, high
@@ -213,23 +221,28 @@ def _quotient(self: _Checker, step: Step, premises: list[Relation], known: Mappi
 def _ranges(self: _Checker, step: Step, premises: list[Relation], known: Mapping[int, Relation]) -> None:
     """Not negative by intervals, or with every factor counted from its lower bound."""
     _need(_is(step.claim, relations.LE, relations.LT), step, "no inequality")
-    p, ranges = gap(step.claim), _ranges_of(premises, step)
+    why = not_negative(gap(step.claim), _ranges_of(premises, step))
+    _need(not why, step, why)
+
+
+def not_negative(p: Dim, ranges: Mapping[str, Interval]) -> str:
+    """Empty where ``p >= 0`` follows from the ranges of its symbols, else what is in the way."""
     low = _interval(p, ranges)[0]
     if low is not None and low >= 0:
-        return
-    _need(isinstance(p, Expr), step, "it is negative")
-    assert isinstance(p, Expr)
+        return ""
+    if isinstance(p, int):
+        return "it is negative"
     moved: Dim = 0
     for mono, c in p.terms.items():
         value: Dim = c
         for atom in mono:
             low = _atom_interval(atom, ranges)[0]
             if low is None:
-                _refuse(step, f"{atom!r} has no lower bound")
+                return f"{atom!r} has no lower bound"
             value = value * (Expr({(atom,): 1}) + low)
         moved = moved + value
     coefficients = moved.terms.values() if isinstance(moved, Expr) else (moved,)
-    _need(all(c >= 0 for c in coefficients), step, "it may be negative")
+    return "" if all(c >= 0 for c in coefficients) else "it may be negative"
 
 
 def _linear(self: _Checker, step: Step, premises: list[Relation], known: Mapping[int, Relation]) -> None:
@@ -288,8 +301,13 @@ def _congruence(self: _Checker, step: Step, premises: list[Relation], known: Map
 
 def _law(self: _Checker, step: Step, premises: list[Relation], known: Mapping[int, Relation]) -> None:
     """What holds for every quotient, remainder, maximum and minimum with a positive divisor, and for squares."""
-    (atom,) = step.data
     claim = step.claim
+    if len(step.data) == 2:
+        x, d = step.data
+        _at_least(premises, d - 1, step)
+        _need(claim == eq(x, d * functions.floordiv(x, d) + functions.mod(x, d)), step, "no division")
+        return
+    (atom,) = step.data
     if isinstance(atom, Expr):
         _need(claim == le(0, atom * atom), step, "no square")
         return
@@ -478,7 +496,7 @@ def _different(self: _Checker, step: Step, premises: list[Relation], known: Mapp
 
 def _not_zero(self: _Checker, step: Step, premises: list[Relation], known: Mapping[int, Relation]) -> None:
     """From ``p != 0``: p or -p is at least 1 where it is not negative, and one of both in any case."""
-    unequal = next(p for p in premises if _is(p, relations.NE))
+    unequal = [p for p in premises if _is(p, relations.NE)][0]
     p = gap(unequal)
     forms = [p, *(q.args[1] for q in premises if _is(q, relations.EQ) and q.args[0] == p)]
     for form in forms:

@@ -146,8 +146,10 @@ class Knowledge(Store):
         self.changed()
         self.log.bounds_moved(symbol(name), value, lo, hi, ("sub", name))
         if lo is not None:
+            self.log.nonneg_norm(value - lo)
             self.learn_nonneg(self.norm(value - lo), f"{lo} <= {self._shown(name)} and {text}")
         if hi is not None:
+            self.log.nonneg_norm(hi - value)
             self.learn_nonneg(self.norm(hi - value), f"{self._shown(name)} <= {hi} and {text}")
         for mono in self.rules_with(name):
             if mono not in self.products:
@@ -209,8 +211,10 @@ class Knowledge(Store):
         self.rules[mono] = text
         self.changed()
         if lo is not None:
+            self.log.nonneg_norm(value - lo)
             self.learn_nonneg(self.norm(value - lo), f"{lo} <= {self.back(lead)} and {text}")
         if hi is not None:
+            self.log.nonneg_norm(hi - value)
             self.learn_nonneg(self.norm(hi - value), f"{self.back(lead)} <= {hi} and {text}")
 
     def _split_numerator(self, p: Expr, text: str) -> bool:

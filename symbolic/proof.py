@@ -77,8 +77,7 @@ class Proof:
 
     def lines(self) -> list[str]:
         """Numbered lines that a person can follow: every claim with its rule and what it rests on."""
-        numbers: dict[int, str] = {}
-        return list(_lines(self.steps, self, numbers, "", ""))
+        return list(_lines(self.steps, self, {}, {}, "", ""))
 
     def __len__(self) -> int:
         return sum(_size(step) for step in self.steps)
@@ -88,16 +87,27 @@ def _size(step: Step) -> int:
     return 1 + sum(_size(s) for b in step.branches for s in b.steps)
 
 
-def _lines(steps: tuple[Step, ...], proof: Proof, numbers: dict[int, str], prefix: str, indent: str) -> Iterator[str]:
-    for i, step in enumerate(steps, 1):
+def _lines(
+    steps: tuple[Step, ...], proof: Proof, numbers: dict[int, str], texts: dict[int, str], prefix: str, indent: str
+) -> Iterator[str]:
+    i = 0
+    for step in steps:
+        again = texts.get(step.premises[0]) if len(step.premises) == 1 and not step.branches else None
+        if again == shown(step.claim) and (i or prefix):
+            numbers[step.id] = numbers[step.premises[0]]  # the same in another form: nothing to read
+            texts[step.id] = again
+            continue
+        i += 1
         number = f"{prefix}{i}"
         numbers[step.id] = number
         for k, branch in enumerate(step.branches):
             here = f"{number}{'abcdefghijklmnopqrstuvwxyz'[k] if k < 26 else f'[{k}]'}"
             for j, (key, rel) in enumerate(branch.assumptions):
                 numbers[key] = f"{here}{j}" if len(branch.assumptions) > 1 else here
+                texts[key] = shown(rel)
                 yield f"{indent}  case {numbers[key]}: {shown(rel)}"
-            yield from _lines(branch.steps, proof, numbers, f"{here}.", indent + "    ")
+            yield from _lines(branch.steps, proof, numbers, texts, f"{here}.", indent + "    ")
+        texts[step.id] = shown(step.claim)
         origin = next((o for rel, o in proof.facts if step.rule == "fact" and rel == step.claim), "")
         of = [f"({numbers.get(p, '?')})" for p in dict.fromkeys(step.premises)]
         why = step.rule + (f", from {', '.join(of)}" if of else "") + (f": {origin}" if origin else "")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd, lcm
+from typing import Any
 
 from symbolic import relations
 from symbolic.expr import (
@@ -70,6 +71,7 @@ class Prover:
         self.store = store
         self.fuel = 0
         self.last_step = 0
+        self.sources: dict[Expr, tuple[Any, ...]] = {}  # of the inequalities offered last
 
     # --- entry points -----------------------------------------------------------------------------------------------------
 
@@ -260,9 +262,11 @@ class Prover:
         atoms: dict[Atom, None] = {}
         asked: set[int] = set()
 
-        def add(dim: Dim, text: str) -> None:
-            if isinstance(dim, Expr) and len(facts) < MAX_FACTS:
-                facts.setdefault(dim, text)
+        sources = self.sources = {}
+
+        def add(dim: Dim, text: str, source: tuple[Any, ...]) -> None:
+            if isinstance(dim, Expr) and len(facts) < MAX_FACTS and dim not in facts:
+                facts[dim], sources[dim] = text, source
 
         frontier: list[Expr] = [goal]
         for _ in range(3):
@@ -271,17 +275,17 @@ class Prover:
             for atom in fresh:
                 atoms[atom] = None
                 for dim, text in self._lemmas(atom):
-                    add(dim, text)
+                    add(dim, text, ("lemma", atom))
             names = dict.fromkeys(s for e in frontier for m in e.terms for a in m for s in a.symbols)
             for index in self.store.relevant(names, MAX_FACTS):
                 if index not in asked:
                     asked.add(index)
-                    add(self.store.fact(index), self.store.inequalities[index].text)
+                    add(self.store.fact(index), self.store.inequalities[index].text, ("fact", index))
             frontier = list(facts)[before:]
             if not frontier or len(facts) >= MAX_FACTS:
                 break
-        for dim, text in self._products(goal, facts):
-            add(dim, text)
+        for dim, text, source in self._products(goal, facts):
+            add(dim, text, source)
         return list(facts), list(facts.values())
 
     def _lemmas(self, atom: Atom) -> Iterator[tuple[Dim, str]]:
@@ -310,14 +314,14 @@ class Prover:
                 low, high = (arg, this) if atom.op == MAX else (this, arg)
                 yield high - low, f"{store.back(low)} <= {store.back(high)}"
 
-    def _products(self, goal: Expr, facts: dict[Expr, str]) -> list[tuple[Dim, str]]:
+    def _products(self, goal: Expr, facts: dict[Expr, str]) -> list[tuple[Dim, str, tuple[Any, ...]]]:
         """Facts times a non-negative atom, where a monomial of degree 2 or more in sight suggests it."""
-        out: list[tuple[Dim, str]] = []
+        out: list[tuple[Dim, str, tuple[Any, ...]]] = []
         monos = [m for e in (goal, *facts) for m in e.terms if len(m) > 1]
         for mono in list(dict.fromkeys(monos))[:12]:
             if len(mono) == 2 and mono[0] is not mono[1]:
                 gap = atom_expr(mono[0]) - atom_expr(mono[1])
-                out.append((gap * gap, f"({self.store.back(gap)})**2 >= 0"))
+                out.append((gap * gap, f"({self.store.back(gap)})**2 >= 0", ("square", gap)))
             for atom in dict.fromkeys(mono):
                 rest = list(mono)
                 rest.remove(atom)
@@ -325,7 +329,8 @@ class Prover:
                     continue
                 for fact, text in list(facts.items())[:24]:
                     if tuple(rest) in fact.terms:
-                        out.append((fact * atom_expr(atom), f"{text} (times {self.store.back(atom_expr(atom))})"))
+                        shown = f"{text} (times {self.store.back(atom_expr(atom))})"
+                        out.append((fact * atom_expr(atom), shown, ("product", fact, atom)))
                     if len(out) >= 24:
                         return out
         return out

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from symbolic import relations
 from symbolic.answers import Answer, Disproved, Proved, Unknown
@@ -15,6 +15,9 @@ from symbolic.relations import Relation, divides, either, eq, le
 from symbolic.search import Models
 from symbolic.tidy import tidy
 from vm.errors import CompileError
+
+if TYPE_CHECKING:
+    from symbolic.proof import Proof
 
 
 @dataclass(frozen=True)
@@ -206,9 +209,39 @@ class Scope:
                 return Disproved(broken)
             why = self._prover.reason(rel)
         if why is not None:
-            return Proved(why)
+            return Proved(why, self._recorder(rel))
         broken = self._models.search(rel)
         return Unknown(self._missing(rel)) if broken is None else Disproved(broken)
+
+    def _recorder(self, rel: Relation) -> Callable[[], Proof]:
+        """Writes the proof of ``rel`` down, from what is known now."""
+        count, symbols = len(self.facts), len(self.symbols)
+
+        def make() -> Proof:
+            from symbolic.record_search import record
+
+            return record(rel, *self._connected(rel, count, symbols))
+
+        return make
+
+    def _connected(self, rel: Relation, count: int, symbols: int) -> tuple[list[SymbolInfo], list[Fact]]:
+        """The declarations and facts (the first ``count`` of each) that share symbols with ``rel``, directly or through other facts."""
+        names = dict.fromkeys(rel.symbols)
+        queue = list(names)
+        kept: set[int] = set()
+        position = {id(f): i for i, f in enumerate(self.facts[:count])}
+        for name in queue:
+            for fact in self._by_symbol.get(name, ()):
+                index = position.get(id(fact))
+                if index is None or index in kept:
+                    continue
+                kept.add(index)
+                for other in fact.rel.symbols:
+                    if other not in names:
+                        names[other] = None
+                        queue.append(other)
+        infos = [info for i, (n, info) in enumerate(self.symbols.items()) if i < symbols and n in names]
+        return infos, [self.facts[i] for i in sorted(kept)]
 
     def _missing(self, rel: Relation) -> str:
         """A fact that would decide ``rel``: a size that must not be at its lower bound if that is enough, else ``rel`` itself."""

@@ -155,6 +155,11 @@ class Store:
                     return quotient, self.products[lead]
         return None
 
+    def rules_of_mono(self, mono: Mono) -> list[Mono]:
+        """Leads of rules that may divide ``mono``, in the order in which they are tried."""
+        leads = [lead for atom in dict.fromkeys(mono) for lead in self.rules_at.get(atom, ())]
+        return [lead for lead in leads if lead in self.products]
+
     def add_rule(self, lead: Mono, value: Dim) -> None:
         """``lead`` is replaced by ``value`` from now on."""
         self.products[lead] = value

@@ -15,7 +15,9 @@ class Substitution:
         """``mapping`` is filled here; of two candidates the one with the larger ``rank`` is eliminated."""
         self.rank = rank
         self.map = mapping
-        self.compressed: Callable[[str, Dim, Dim], None] | None = None  # told of every value that is replaced by an equal one
+        self.compressed: Callable[[str, Dim, Dim], None] | None = (
+            None  # told of every value that is replaced by an equal one
+        )
 
     def apply(self, dim: Dim) -> Dim:
         """``dim`` over root symbols."""
