@@ -157,7 +157,7 @@ def instructions(template: Template) -> list[str]:
             named = [f"{f.name}={_value(insn, f, show(at, f))}" for f in insn.fields]
             joined = [f"{f.name}={show(base, f)}" for base in tail for f in insn.tail] if insn.tail_words == 1 else []
             body = " ".join(named + joined)
-        sync = " ".join(f"{f.name}={v}" for f in isa.SYNC if (v := isa.get(words, at, f)))
+        sync = " ".join(_sync(words, at))
         lines.append(f"  {at:5}  {'  ' * depth}{insn.name:<11} {body}{f'  ; {sync}' if sync else ''}".rstrip())
         if insn.tail_words > 1:
             lines += [f"         {'  ' * depth}  | {_term(base, insn, show)}" for base in tail]
@@ -166,7 +166,35 @@ def instructions(template: Template) -> list[str]:
     return lines
 
 
+def template_text(template: Template) -> str:
+    """A template as ``vm.assembler.assemble_template`` reads it back, bit for bit."""
+    words = template.words
+    head = f"template {template.name or '-'} params={template.n_params} buffers={template.n_buffers}"
+    if isa.get(words, 0, isa.ENTRY_MIX):
+        head += " mix=1"
+    if blocks := isa.get(words, 0, isa.ENTRY_BLOCKS):
+        head += f" block_dim={blocks}"
+    return "\n".join([head, *instructions(template), "end", ""])
+
+
+def _sync(words: np.ndarray, at: int) -> Iterator[str]:
+    """The events and the barrier of an instruction's head, as ``wait=MTE2:3``."""
+    fields = {f.name: isa.get(words, at, f) for f in isa.SYNC}
+    for name in ("wait", "back_wait", "set", "back_set"):
+        pipe, event = fields[f"{name}_pipe"], fields[f"{name}_event"]
+        if pipe or event:
+            yield f"{name}={_pipe(pipe)}:{event}"
+    if fields["barrier"]:
+        yield "barrier"
+
+
+def _pipe(number: int) -> str:
+    return isa.Pipe(number).name if number < len(isa.Pipe) else str(number)
+
+
 def _value(insn: isa.Insn, field: isa.Field, text: str) -> str:
+    if insn.family == "sync" and field.name in ("pipe", "other"):
+        return _pipe(int(text))
     if insn.name != "loop" or field.name != "kind" or text not in map(str, map(int, isa.LoopKind)):
         return text
     return isa.LoopKind(int(text)).name
@@ -189,7 +217,5 @@ def _term(base: int, insn: isa.Insn, show: Callable[[int, isa.Field], str]) -> s
     texts = {f.name: show(base, f) for f in insn.tail}
     if texts.get("dim") == str(isa.NO_DIM):
         texts["dim"] = "none"
-    if texts.get("gather") == "0":
-        texts.pop("index", None)
     quiet = {"0"} | ({"t0"} if texts.get("gather") == "0" else set())
     return " ".join(f"{name}={text}" for name, text in texts.items() if name == "dim" or text not in quiet)

@@ -161,7 +161,7 @@ TABLE: dict[str, Insn] = {}
 BY_ID: dict[int, Insn] = {}
 
 
-def _insn(name: str, pipe: Pipe, fields: tuple[Field, ...], doc: str, family: str, **kw) -> None:
+def _insn(name: str, pipe: Pipe, fields: tuple[Field, ...], doc: str, family: str, **kw: Any) -> None:
     insn = Insn(name, len(TABLE) + 1, pipe, fields, doc, family=family, **kw)
     TABLE[name] = insn
     BY_ID[insn.id] = insn
