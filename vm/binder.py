@@ -37,7 +37,7 @@ from vm.validate import RELOC_MASK
 
 _ROW_LO, _ROW_BITS = isa.ADDR_ROW
 _LARGEST_SIZE = (1 << 63) - 1  # of an array axis
-_CACHE_ENTRIES = 1024
+_CACHE_ENTRIES = 128  # a bound program is some 30 KB: its registers, words and scalars
 _CACHE_BYTES = 32 << 20  # of words over all cached programs
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 

@@ -40,6 +40,7 @@ from vm.program import (
 )
 
 EAGER_LIMIT = 4 << 30  # bytes of arenas that declared maxima may reserve without being asked
+SMALL_RESULT = 8  # results of less than this part of their arenas are copied out
 
 
 @dataclass(eq=False)
@@ -79,7 +80,6 @@ class Executable:
         self._scalars: WeakKeyDictionary[BoundProgram, dict[int, np.ndarray]] = WeakKeyDictionary()
         self.plan = self._segments(self.binder.steps)
         self.constants: dict[int, Any] = {}
-        self._host_seen: dict[int, tuple[Any, Any]] = {}
         self._reserve_maxima()
 
     # --- capacity -----------------------------------------------------------------------------------------------------------------
@@ -302,7 +302,10 @@ class _Launch:
 
         self.jax, self.owner, self.bound, self.arrays, self.program = jax, owner, bound, arrays, owner.program
         owner._admit(bound)
-        self.outputs = owner.pool.take()
+        try:
+            self.outputs = owner.pool.take()
+        except MemoryError as error:
+            raise OutOfMemory(f"this launch ({_dims(bound)}) finds no memory for its results: {error}") from error
         self.scalars = owner._scalars.setdefault(bound, {})
         self.arenas = {k: s.device for k, s in owner.staging.items()} | owner.temps | self.outputs.arenas
 
@@ -411,7 +414,8 @@ class _Launch:
         return self._memory(b)
 
     def write(self, b: int, value: np.ndarray) -> None:
-        """Overwrites a buffer."""
+        """Overwrites a buffer. Kernels that still read its old contents show in no arena but their own: all are waited for."""
+        self.jax.block_until_ready(list(self.arenas.values()))
         self._memory(b)[...] = value
 
     def host(self, step: HostStep, index: int) -> None:
@@ -426,9 +430,12 @@ class _Launch:
 
     # --- results ------------------------------------------------------------------------------------------------------------------
     def _results(self) -> list[Any]:
+        """The outputs as views that keep their arenas away from later launches; small ones are copied out instead, so that keeping a
+        few bytes never keeps a large arena."""
         lease = Lease(self.outputs, self.owner.pool.give)
         out: list[Any] = [None] * len(self.program.outputs)
         regions: dict[Key, Region] = {}
+        total = 0
         for buffer in self.program.buffers:
             if buffer.output is None:
                 continue
@@ -440,8 +447,11 @@ class _Launch:
             if key not in regions:
                 arena = self.outputs.arenas[key]
                 regions[key] = Region(arena.unsafe_buffer_pointer(), arena.nbytes, lease)
-            out[buffer.output] = regions[key].view(self.bound.regs[buffer.offset] * LANES * item, shape, dtype)
-        return out
+            view = regions[key].view(self.bound.regs[buffer.offset] * LANES * item, shape, dtype)
+            out[buffer.output] = view
+            total += view.nbytes
+        held = sum(arena.nbytes for arena in self.outputs.arenas.values())
+        return [view.copy() for view in out] if total * SMALL_RESULT < held else out
 
 
 def _dims(bound: BoundProgram) -> str:
