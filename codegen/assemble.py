@@ -37,7 +37,9 @@ class _Assembler:
             isa.put(self.words, base, field, value.id)
         elif isinstance(value, Imm):
             if isinstance(value.value, Expr):
-                self.patches.append(Patch(word, field.lo, field.width, self.params.setdefault(value.value, len(self.params))))
+                self.patches.append(
+                    Patch(word, field.lo, field.width, self.params.setdefault(value.value, len(self.params)))
+                )
             else:
                 isa.put(self.words, base, field, isa.imm_bits(value.value, value.dtype))
         elif isinstance(value, Value):
@@ -59,8 +61,9 @@ class _Assembler:
         isa.put(self.words, base, isa.HEAD_ID, insn.id)
         isa.put(self.words, base, isa.HEAD_LEN, length)
         isa.put(self.words, base, isa.HEAD_TAIL, len(tail))
-        for f in isa.SYNC if sync is not None else ():
-            isa.put(self.words, base, f, sync.get(f.name, 0))
+        if sync is not None:
+            for f in isa.SYNC:
+                isa.put(self.words, base, f, sync.get(f.name, 0))
         for f in insn.fields:
             self.field(base, f, fields.get(f.name, 0))
         for i, item in enumerate(tail):
@@ -72,7 +75,13 @@ class _Assembler:
         for item in items:
             if isinstance(item, VLoop):
                 extent, tile = item.axis.extent, item.axis.tile
-                fields = {"axis": item.axis.id, "kind": int(item.kind), "tile": tile, "trips": ceildiv(extent, tile), "extent": extent}
+                fields = {
+                    "axis": item.axis.id,
+                    "kind": int(item.kind),
+                    "tile": tile,
+                    "trips": ceildiv(extent, tile),
+                    "extent": extent,
+                }
                 self.insn("loop", fields, [])
                 self.body(item.body)
                 self.insn("endloop", {"axis": item.axis.id}, [])
@@ -96,7 +105,8 @@ def assemble(body: list[VInsn | VLoop], name: str) -> Assembled:
         if len(tile.dims) > isa.MAX_RANK:
             raise Refusal(f"a tile of rank {len(tile.dims)}")
         dims = [
-            {"size": loops[d.loop].tile, "axis": d.loop} if d.loop >= 0 else {"size": d.size, "axis": isa.NO_AXIS} for d in tile.dims
+            {"size": loops[d.loop].tile, "axis": d.loop} if d.loop >= 0 else {"size": d.size, "axis": isa.NO_AXIS}
+            for d in tile.dims
         ]
         fields = {"id": i, "space": int(tile.space), "address": tile.address, "dtype": isa.DTYPE_CODE[tile.dtype]}
         out.insn("tile", fields, dims)

@@ -48,9 +48,9 @@ def intervals(body: list[VInsn | VLoop]) -> list[Interval]:
                 begin = clock
                 yield from visit(item.body)
                 clock += 1
-                for live in found.values():
-                    if live.first < begin <= live.last:
-                        live.last = clock
+                for outer in found.values():
+                    if outer.first < begin <= outer.last:
+                        outer.last = clock
                 continue
             for tile in item.tiles():
                 live = found.get(tile)
@@ -91,7 +91,11 @@ def plan(body: list[VInsn | VLoop], loops: list[LoopAxis], chip: Chip) -> int:
     Tiles grow by doubling, innermost loops first, while everything fits. Raises ``Refusal`` if not even single elements fit.
     """
     live = intervals(body)
-    capacity = {isa.Space.UB: chip.ub_bytes - chip.ub_reserved_bytes, isa.Space.L1: chip.l1_bytes, isa.Space.L0C: chip.l0c_bytes}
+    capacity = {
+        isa.Space.UB: chip.ub_bytes - chip.ub_reserved_bytes,
+        isa.Space.L1: chip.l1_bytes,
+        isa.Space.L0C: chip.l0c_bytes,
+    }
     cube = any(isinstance(item, VInsn) and item.name == "mmad" for item in walk(body))
     for loop in loops:
         loop.tile = 1
@@ -111,4 +115,7 @@ def plan(body: list[VInsn | VLoop], loops: list[LoopAxis], chip: Chip) -> int:
                 loop.tile = old
                 break
     assign(live, loops, capacity)
-    return max((item.tile.address + tile_bytes(item.tile, loops) for item in live if item.tile.space == isa.Space.UB), default=0)
+    return max(
+        (item.tile.address + tile_bytes(item.tile, loops) for item in live if item.tile.space == isa.Space.UB),
+        default=0,
+    )

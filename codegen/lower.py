@@ -7,20 +7,35 @@ recomputes what the reduction reads, and reductions of the same level share the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from codegen import gathers
+from codegen.gathers import TERM
 from codegen.tileir import Imm, VInsn, VLoop, VTile
 from graph_kernel.fusion.axes import ARG, CUMULATIVE, REDUCTIONS, Axes, Refusal
-from graph_kernel.fusion.layout import IndexPart, Layout, LoopAxis, TileDim, collapse, product_roles, strides, value_dims, value_parts
+from graph_kernel.fusion.layout import (
+    IndexPart,
+    Layout,
+    LoopAxis,
+    TileDim,
+    collapse,
+    product_roles,
+    strides,
+    value_dims,
+    value_parts,
+)
 from graph_kernel.fusion.views import LoadMap, Part, Position, constant_scalar, identity, source_map
 from graph_kernel.ir import Node, Value
 from graph_kernel.ops import OPS
 from graph_kernel.ops.base import HALF, Pattern
 from symbolic import Dim, Scope
 from vm import isa
+
+Convert = Callable[[Part], list[IndexPart]]
 
 
 @dataclass(eq=False)
@@ -157,7 +172,9 @@ class Lowering:
 
     def op_constant(self, node: Node, depth: int) -> VTile:
         tile = self.tile(node.output)
-        self.emit(depth, "fill", {"dst": tile, "imm": Imm(np.asarray(node.attrs["value"]).reshape(())[()], node.output.dtype)})
+        self.emit(
+            depth, "fill", {"dst": tile, "imm": Imm(np.asarray(node.attrs["value"]).reshape(())[()], node.output.dtype)}
+        )
         return tile
 
     def op_dim(self, node: Node, depth: int) -> VTile:
@@ -173,7 +190,11 @@ class Lowering:
     def op_iota(self, node: Node, depth: int) -> VTile:
         value = node.output
         exact = value.dtype if value.dtype.kind in "iuf" and value.dtype.itemsize >= 4 else np.dtype(np.int32)
-        parts = value_parts(self.layout, value, Part(node.attrs["axis"], 1), self.scope) if value.shape[node.attrs["axis"]] != 1 else []
+        parts = (
+            value_parts(self.layout, value, Part(node.attrs["axis"], 1), self.scope)
+            if value.shape[node.attrs["axis"]] != 1
+            else []
+        )
         tile = self.iota(depth, self.layout.tile_dims(value), collapse(parts, self.scope), 0, exact)
         if exact == value.dtype:
             return tile
@@ -236,9 +257,7 @@ class Lowering:
         source, out = node.inputs[0], node.output
         current, shape = self.get(source), list(source.shape)
         final = self.tile(out)
-        moved = [
-            d for d in range(out.rank) if self.axes.dims[source][d] != self.axes.dims[out][d]
-        ]
+        moved = [d for d in range(out.rank) if self.axes.dims[source][d] != self.axes.dims[out][d]]
         for d in moved:
             if not self.axes.dims[source][d]:
                 continue
@@ -352,7 +371,11 @@ class Lowering:
         parts = collapse(value_parts(self.layout, out, Part(axis, 1), self.scope), self.scope)
         index = self.iota(depth, self.layout.tile_dims(out), parts, 0, np.dtype(np.int32))
         for tile, end in reversed(pieces[:-1]):
-            bound, below, joined = VTile(tile.dims, np.dtype(np.int32)), VTile(tile.dims, np.dtype(np.bool_)), self.tile(out)
+            bound, below, joined = (
+                VTile(tile.dims, np.dtype(np.int32)),
+                VTile(tile.dims, np.dtype(np.bool_)),
+                self.tile(out),
+            )
             self.emit(depth, "fill", {"dst": bound, "imm": Imm(end, np.dtype(np.int32))})
             self.emit(depth, "lt", {"dst": below, "x": index, "y": bound})
             self.emit(depth, "select", {"dst": joined, "p": below, "x": tile, "y": result})
@@ -362,9 +385,7 @@ class Lowering:
     def shift(self, value: Value, found: LoadMap, axis: int, offset: Dim) -> LoadMap:
         """A map over ``value`` as one over a longer dim in which ``value`` begins at ``offset``; outside it reads 0."""
         if value.shape[axis] == 1:
-            positions = tuple(
-                Position(p.start, (*p.parts,), p.bound) for p in found.positions
-            )
+            positions = tuple(Position(p.start, (*p.parts,), p.bound) for p in found.positions)
             return LoadMap(found.source, positions, 0)
         out = []
         for pos in found.positions:
@@ -389,7 +410,14 @@ class Lowering:
         return found if found is not None and found.fill is None else None
 
     # --- memory -------------------------------------------------------------------------------------------------------------------
-    def load(self, depth: int, tile: VTile, found: LoadMap, convert, gathers: dict[int, dict[str, Any]] | None = None) -> None:
+    def load(
+        self,
+        depth: int,
+        tile: VTile,
+        found: LoadMap,
+        convert: Convert,
+        gathers: dict[int, dict[str, Any]] | None = None,
+    ) -> None:
         """Emits a load of ``tile`` through a map; ``convert`` turns a map part into parts over tile dims, ``gathers`` gives
         the term fields of value dims whose index is data."""
         offset: Dim = 0
@@ -403,7 +431,9 @@ class Lowering:
                     for q in convert(part):
                         plain.append(IndexPart(q.dim, q.coefficient * stride, q.div, q.mod))
                 continue
-            start, hi, shift = pos.start, 0, 0
+            start: Dim = pos.start
+            hi: Dim = 0
+            shift: Dim = 0
             if pos.bound is not None:
                 lo, top = pos.bound
                 start, hi, shift = pos.start - lo, top - lo, lo
@@ -412,12 +442,14 @@ class Lowering:
                 if gathers is not None and part.dim in gathers:
                     extra = dict(gathers[part.dim])
                     hi = extra.pop("hi", hi)
-                    group.append({**_TERM, **extra, "gather": 1, "step": part.step})
+                    group.append({**TERM, **extra, "gather": 1, "step": part.step})
                     continue
                 for q in collapse(convert(part), self.scope):
-                    group.append({**_TERM, "dim": tile.dims.index(q.dim), "step": q.coefficient, "div": q.div, "mod": q.mod})
+                    group.append(
+                        {**TERM, "dim": tile.dims.index(q.dim), "step": q.coefficient, "div": q.div, "mod": q.mod}
+                    )
             if not group:
-                group.append({**_TERM, "dim": isa.NO_DIM, "step": 0})
+                group.append({**TERM, "dim": isa.NO_DIM, "step": 0})
             for item in group[:-1]:
                 item["chain"] = 1
             group[-1].update(start=start, stride=stride, hi=hi)
@@ -427,7 +459,9 @@ class Lowering:
             offset = offset + shift * stride
             tail += group
         for q in collapse(plain, self.scope):
-            tail.append({**_TERM, "dim": tile.dims.index(q.dim), "step": q.coefficient, "div": q.div, "mod": q.mod, "stride": 1})
+            tail.append(
+                {**TERM, "dim": tile.dims.index(q.dim), "step": q.coefficient, "div": q.div, "mod": q.mod, "stride": 1}
+            )
         fill = Imm(found.fill if found.fill is not None else 0, tile.dtype)
         self.emit(depth, "load", {"dst": tile, "address": found.source, "offset": offset, "fill": fill}, tail)
 
@@ -443,153 +477,15 @@ class Lowering:
                 for q in value_parts(self.layout, value, Part(d, 1), self.scope):
                     parts.append(IndexPart(q.dim, q.coefficient * stride, q.div, q.mod))
         tail = [
-            {**_TERM, "dim": tile.dims.index(q.dim), "step": q.coefficient, "div": q.div, "mod": q.mod, "stride": 1}
+            {**TERM, "dim": tile.dims.index(q.dim), "step": q.coefficient, "div": q.div, "mod": q.mod, "stride": 1}
             for q in collapse(parts, self.scope)
         ]
         self.emit(depth, "store", {"x": tile, "address": value, "offset": 0}, tail)
 
-    # --- gathers ------------------------------------------------------------------------------------------------------------------
-    def op_take(self, node: Node, depth: int) -> VTile:
-        table, index = node.inputs
-        found = self.piece(table)
-        assert found is not None
-        axis, n_index = node.attrs["axis"], index.rank
-        tile, index_tile = self.tile(node.output), self.get(index)
-        mask = 0
-        for d in index_tile.dims:
-            mask |= 1 << tile.dims.index(d)
-        gather = {"index": index_tile, "mask": mask, "hi": table.shape[axis]}
-        fill: Any = 0
-        if node.attrs.get("mode") == "fill":
-            gather["bounded"] = 1
-            fill = node.attrs.get("fill")
-            fill = (np.nan if tile.dtype.kind not in "iub" else 0) if fill is None else fill
-        self.check_gather(found, axis)
-
-        def convert(part: Part) -> list[IndexPart]:
-            d = part.dim if part.dim < axis else part.dim + n_index - 1
-            return value_parts(self.layout, node.output, Part(d, part.step, part.div, part.mod), self.scope)
-
-        if table.shape[axis] == 1:  # the map has no part along a size-1 dim
-            self.load(depth, tile, LoadMap(found.source, found.positions, None), convert)
-            return tile
-        self.load(depth, tile, LoadMap(found.source, found.positions, fill), convert, {axis: gather})
-        return tile
-
-    def check_gather(self, found: LoadMap, axis: int) -> None:
-        """A gathered index must be the plain position along one source dim."""
-        hits = [p for p in found.positions if any(q.dim == axis for q in p.parts)]
-        for pos in hits:
-            if len(pos.parts) != 1 or pos.parts[0].step != 1 or pos.start != 0 or pos.parts[0].div != 1 or pos.parts[0].mod != 0:
-                raise Refusal("a take along a dim that is itself moved")
-
-    def op_take_along(self, node: Node, depth: int) -> VTile:
-        table, index = node.inputs
-        found = self.piece(table)
-        assert found is not None
-        axis = node.attrs["axis"]
-        tile, index_tile = self.tile(node.output), self.get(index)
-        self.check_gather(found, axis)
-        gather = {"index": index_tile, "mask": (1 << len(tile.dims)) - 1, "hi": table.shape[axis]}
-
-        def convert(part: Part) -> list[IndexPart]:
-            return value_parts(self.layout, node.output, part, self.scope)
-
-        gathers = {axis: gather} if table.shape[axis] != 1 else None
-        self.load(depth, tile, found, convert, gathers)
-        return tile
-
-    def clamped_start(self, depth: int, start: Value, room: Dim) -> VTile:
-        """A scalar index tile: the start, clamped to [0, room]."""
-        raw = self.get(start)
-        wide = np.dtype(np.int64)
-        tile = VTile((), wide)
-        self.emit(depth, "cast", {"dst": tile, "x": raw})
-        for name, bound in (("min", room), ("max", 0)):
-            limit, out = VTile((), wide), VTile((), wide)
-            self.emit(depth, "fill", {"dst": limit, "imm": Imm(bound, wide)})
-            self.emit(depth, name, {"dst": out, "x": tile, "y": limit})
-            tile = out
-        return tile
-
-    def op_dynamic_slice(self, node: Node, depth: int) -> VTile:
-        source, starts, out = node.inputs[0], node.inputs[1:], node.output
-        found = self.piece(source)
-        assert found is not None
-        tile = self.tile(out)
-        tail: list[dict[str, Any]] = []
-        offset: Dim = 0
-        for pos, stride in zip(found.positions, strides(found.source.shape), strict=True):
-            offset = offset + pos.start * stride
-            for part in pos.parts:
-                if part.div != 1 or part.mod != 0 or pos.bound is not None:
-                    raise Refusal("a dynamic slice of a merged dim")
-                start = self.clamped_start(depth, starts[part.dim], source.shape[part.dim] - out.shape[part.dim])
-                hi = source.shape[part.dim]
-                group = [{**_TERM, "gather": 1, "index": start, "mask": 0, "step": 1}]
-                if out.shape[part.dim] != 1:
-                    for q in value_parts(self.layout, out, Part(part.dim, 1), self.scope):
-                        group.append({**_TERM, "dim": tile.dims.index(q.dim), "step": q.coefficient, "div": q.div, "mod": q.mod})
-                for item in group[:-1]:
-                    item["chain"] = 1
-                group[-1].update(start=0, stride=part.step * stride, hi=hi)
-                tail += group
-        self.emit(depth, "load", {"dst": tile, "address": found.source, "offset": offset, "fill": Imm(0, tile.dtype)}, tail)
-        return tile
-
-    def op_dynamic_update_slice(self, node: Node, depth: int) -> VTile:
-        x, update, starts = node.inputs[0], node.inputs[1], node.inputs[2:]
-        found = self.piece(update)
-        assert found is not None
-        current = self.get(x)
-        tile = self.tile(node.output, update.dtype)
-        tail: list[dict[str, Any]] = []
-        offset: Dim = 0
-        inside: VTile | None = None
-        wide, flag = np.dtype(np.int64), np.dtype(np.bool_)
-        clamped = {}
-        for d in range(x.rank):
-            if x.shape[d] == 1:
-                continue
-            start = clamped[d] = self.clamped_start(depth, starts[d], x.shape[d] - update.shape[d])
-            parts = collapse(value_parts(self.layout, node.output, Part(d, 1), self.scope), self.scope)
-            index = self.iota(depth, tile.dims, parts, 0, wide)
-            spread, size = VTile(tile.dims, wide), VTile(tile.dims, wide)
-            relative, above, below = VTile(tile.dims, wide), VTile(tile.dims, flag), VTile(tile.dims, flag)
-            zero = VTile(tile.dims, wide)
-            self.emit(depth, "bcast", {"dst": spread, "x": start, "mask": 0})
-            self.emit(depth, "sub", {"dst": relative, "x": index, "y": spread})
-            self.emit(depth, "fill", {"dst": zero, "imm": Imm(0, wide)})
-            self.emit(depth, "fill", {"dst": size, "imm": Imm(update.shape[d], wide)})
-            self.emit(depth, "ge", {"dst": above, "x": relative, "y": zero})
-            self.emit(depth, "lt", {"dst": below, "x": relative, "y": size})
-            for condition in (above, below):
-                if inside is None:
-                    inside = condition
-                else:
-                    both = VTile(tile.dims, flag)
-                    self.emit(depth, "and", {"dst": both, "x": inside, "y": condition})
-                    inside = both
-        for pos, stride in zip(found.positions, strides(found.source.shape), strict=True):
-            offset = offset + pos.start * stride
-            for part in pos.parts:
-                if part.div != 1 or part.mod != 0 or pos.bound is not None:
-                    raise Refusal("the update of a dynamic update slice is a merged dim")
-                group = [{**_TERM, "gather": 1, "index": clamped[part.dim], "mask": 0, "step": -1}]
-                for q in value_parts(self.layout, node.output, Part(part.dim, 1), self.scope):
-                    group.append({**_TERM, "dim": tile.dims.index(q.dim), "step": q.coefficient, "div": q.div, "mod": q.mod})
-                for item in group[:-1]:
-                    item["chain"] = 1
-                group[-1].update(start=0, stride=part.step * stride, hi=update.shape[part.dim])
-                for item in group:
-                    item["bounded"] = 1
-                tail += group
-        self.emit(depth, "load", {"dst": tile, "address": found.source, "offset": offset, "fill": Imm(0, tile.dtype)}, tail)
-        if inside is None:
-            return tile
-        out = self.tile(node.output)
-        self.emit(depth, "select", {"dst": out, "p": inside, "x": tile, "y": current})
-        return out
+    op_take = gathers.take
+    op_take_along = gathers.take_along
+    op_dynamic_slice = gathers.dynamic_slice
+    op_dynamic_update_slice = gathers.dynamic_update_slice
 
     # --- reductions ---------------------------------------------------------------------------------------------------------------
     def level(self, node: Node) -> int:
@@ -685,7 +581,7 @@ class Lowering:
         place = depth if looped else self.home(self.loops_of(node.inputs[0]))
         dims = {d for a in self.reduced_axes(node) for d in value_dims(self.layout, node.inputs[0], a)}
         if node.op in ARG:
-            (d,) = dims or {None}
+            d = next(iter(dims), None)
             if d is None:  # over a size-1 dim
                 self.emit(place, "fill", {"dst": acc[0], "imm": Imm(0, acc[0].dtype)})
                 return
@@ -735,7 +631,11 @@ class Lowering:
     def product_dims(self, node: Node) -> tuple[tuple[TileDim, ...], tuple[TileDim, ...]]:
         """Dims of the cube's result (batch, x free, y free) and of the value's tile."""
         x, y = self.product_roles(node)
-        dims = [d for d, r in x if r == isa.DOT_BATCH] + [d for d, r in x if r == isa.DOT_FREE] + [d for d, r in y if r == isa.DOT_FREE]
+        dims = (
+            [d for d, r in x if r == isa.DOT_BATCH]
+            + [d for d, r in x if r == isa.DOT_FREE]
+            + [d for d, r in y if r == isa.DOT_FREE]
+        )
         return tuple(dims), self.layout.tile_dims(node.output)
 
     def product(self, node: Node, acc: VTile, depth: int, looped: bool) -> None:
@@ -743,7 +643,9 @@ class Lowering:
         rx, ry = ([r for _, r in side] for side in self.product_roles(node))
         place = depth if looped else self.home({d.loop for d in (*x.dims, *y.dims) if d.loop >= 0})
         pack = [sum(r << (2 * i) for i, r in enumerate(roles)) for roles in (rx, ry)]
-        self.emit(place, "mmad", {"dst": acc, "x": x, "y": y, "accumulate": int(looped), "xdims": pack[0], "ydims": pack[1]})
+        self.emit(
+            place, "mmad", {"dst": acc, "x": x, "y": y, "accumulate": int(looped), "xdims": pack[0], "ydims": pack[1]}
+        )
 
     def op_dot(self, node: Node, depth: int) -> VTile:
         return self.reduction(node)
@@ -755,10 +657,9 @@ class Lowering:
         if not self.axes.dims[node.output][axis]:
             return x
         at = self.local_dim(node.output, axis, x.dims)
-        self.emit(depth, node.op, {"dst": tile, "x": x, "y": 0, "dim": at, "reverse": int(bool(node.attrs.get("reverse"))), "carry": 0})
+        self.emit(
+            depth,
+            node.op,
+            {"dst": tile, "x": x, "y": 0, "dim": at, "reverse": int(bool(node.attrs.get("reverse"))), "carry": 0},
+        )
         return tile
-
-
-_TERM: dict[str, Any] = {
-    "dim": 0, "bounded": 0, "gather": 0, "chain": 0, "index": 0, "mask": 0, "step": 0, "div": 1, "mod": 0, "start": 0, "stride": 0, "hi": 0,
-}  # fmt: skip

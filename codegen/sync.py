@@ -51,12 +51,16 @@ class Body:
 
     items: list[Item]
     loop: VLoop | None
-    touched: list[dict[VTile, dict[Pipe, bool]]] = field(default_factory=list)  # per item: tile -> pipe -> whether it is written
+    touched: list[dict[VTile, dict[Pipe, bool]]] = field(
+        default_factory=list
+    )  # per item: tile -> pipe -> whether it is written
     pipes: list[tuple[Pipe, ...]] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     barriers: set[int] = field(default_factory=set)  # items; before a loop it takes an instruction
     inner: dict[int, Body] = field(default_factory=dict)
-    after: dict[tuple[int, Pipe], Clock] = field(default_factory=dict)  # a pipe's clock after an item; from n on, in the second walk
+    after: dict[tuple[int, Pipe], Clock] = field(
+        default_factory=dict
+    )  # a pipe's clock after an item; from n on, in the second walk
     exit: dict[Pipe, Clock] = field(default_factory=dict)  # what every pipe knows of the last iteration when it is over
     begin: list[int] = field(default_factory=list)  # places in the whole kernel
     end: list[int] = field(default_factory=list)
@@ -189,7 +193,9 @@ class _Walk:
                     for source, producers in history.get(other, {}).items():
                         if inner is not None and _orders_itself(inner, source, pipe, tile):
                             continue
-                        open_ones = (i for i in reversed(producers) if not _settled(self.body, i % self.n, other, source, pipe))
+                        open_ones = (
+                            i for i in reversed(producers) if not _settled(self.body, i % self.n, other, source, pipe)
+                        )
                         out[source] = max(out.get(source, -1), next(open_ones, -1))
         return out
 

@@ -44,10 +44,9 @@ class VInsn:
 
     def tiles(self) -> Iterator[VTile]:
         """Every tile the instruction names."""
-        for fields in (self.fields, *self.tail):
-            for value in fields.values():
-                if isinstance(value, VTile):
-                    yield value
+        yield from (value for value in self.fields.values() if isinstance(value, VTile))
+        for item in self.tail:
+            yield from (value for value in item.values() if isinstance(value, VTile))
 
 
 @dataclass(eq=False)

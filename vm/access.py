@@ -212,7 +212,8 @@ def rest_offsets(plan: Plan, dims: list[Dim], rest: list[int]) -> Array:
 
 
 def fetch(memory: Array, plan: Plan, dims: list[Dim], overrun: int, lane_view: bool = True) -> Array:
-    """The tile's elements from ``memory`` ([rows, 128] or flat), in the dims' order. ``lane_view``: it is a whole number of lane rows. Elements outside the mask are arbitrary."""
+    """The tile's elements from ``memory`` ([rows, 128] or flat), in the dims' order. ``lane_view``: it is a whole number of lane rows.
+    Elements outside the mask are arbitrary."""
     chosen, run = run_dims(plan, dims, overrun)
     rest = [d for d in range(len(dims)) if d not in chosen and dims[d].size > 1]
     flat = memory.reshape(-1)

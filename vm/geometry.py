@@ -98,8 +98,8 @@ def plan(kernel: Kernel) -> dict[int, Rungs]:
     parallel = list(dict.fromkeys(x.axis for x in loops if x.kind == isa.LoopKind.PARALLEL and x.axis not in fixed))
     reduced = list(dict.fromkeys(x.axis for x in loops if x.kind == isa.LoopKind.REDUCE and x.axis not in fixed))
     size = dict(fixed)
-    size.update({axis: 1 for axis in parallel})
-    size.update({axis: (CUBE_REDUCE if cube else VECTOR_REDUCE)[0] for axis in reduced})
+    size.update(dict.fromkeys(parallel, 1))
+    size.update(dict.fromkeys(reduced, (CUBE_REDUCE if cube else VECTOR_REDUCE)[0]))
 
     def volume(axis: int | None) -> int:
         """Elements of the largest tile; with an axis, of one step along it, over the tiles that move with it."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from vm.program import LANES
 from vm.access import SLACK_ROWS
+from vm.program import LANES
 from vm.specialised import ARENA_DTYPES
 
 Key = tuple[int, int]  # (space, item size)

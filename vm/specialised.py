@@ -27,11 +27,14 @@ from vm.geometry import Blocks, Scalars
 from vm.program import LANES
 
 Array = Any
-Arenas = dict[
-    tuple[int, int], Array
-]  # (space, item size) -> flat items, or [rows, 128] inside a kernel that stores whole lane rows
+Arenas = dict[int, Array]  # by number: flat items, or [rows, 128] inside a kernel that stores whole lane rows
 
-ARENA_DTYPES = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.float32), 8: np.dtype(np.int64)}
+ARENA_DTYPES: dict[int, np.dtype] = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.float32),
+    8: np.dtype(np.int64),
+}
 
 
 @dataclass
@@ -229,8 +232,9 @@ class Tracer:
             value = self.read(tile.id)
             ok = self.mask(tile, [d for d, r in enumerate(role) if r == isa.DOT_CONTRACT])
             values.append(value if ok is None else jnp.where(ok, value, jnp.zeros((), value.dtype)))
+        x_role, y_role = roles
         contract, batch = (
-            tuple(tuple(d for d, r in enumerate(role) if r == kind) for role in roles)
+            (tuple(d for d, r in enumerate(x_role) if r == kind), tuple(d for d, r in enumerate(y_role) if r == kind))
             for kind in (isa.DOT_CONTRACT, isa.DOT_BATCH)
         )
         dst = self.kernel.tiles[op.fixed("dst")]
@@ -426,7 +430,7 @@ class Tracer:
                 or start
             ):
                 return False
-            coefs[dim] = coefs.get(dim, 0) + step * stride  # type: ignore[index,operator]
+            coefs[dim] = coefs.get(dim, 0) + step * stride  # type: ignore[index,operator,arg-type]
         run = 1
         for d in sorted(
             (d for d, (n, a) in enumerate(dims) if a == isa.NO_AXIS and n != 1), key=lambda d: coefs.get(d, 0)

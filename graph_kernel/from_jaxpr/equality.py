@@ -52,7 +52,7 @@ def watched(translate: DimTranslator) -> Iterator[list[Difference]]:
     with _lock:
         _depth += 1
         shape_poly._DimExpr.__eq__ = _watching_eq  # type: ignore[method-assign]
-        shape_poly._geq_decision = _proving_geq
+        shape_poly._geq_decision = _proving_geq  # type: ignore[assignment]
     try:
         yield found
     finally:

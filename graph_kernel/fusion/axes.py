@@ -107,7 +107,8 @@ class _Classes:
             self.split[x] = children
             return
         if len(mine) != len(children) or not all(
-            self.scope.equal(self.size[self.find(p)], self.size[self.find(q)]) for p, q in zip(mine, children, strict=True)
+            self.scope.equal(self.size[self.find(p)], self.size[self.find(q)])
+            for p, q in zip(mine, children, strict=True)
         ):
             raise Refusal(f"an axis of size {self.size[x]} is split in two different ways")
         for p, q in zip(mine, children, strict=True):
@@ -229,7 +230,9 @@ class _Walk:
         source, out = self.label(value), self.label(result)
         groups = reshape_groups(self.scope, value.shape, result.shape)
         if groups is None:
-            raise Refusal(f"reshape {list(map(str, value.shape))} to {list(map(str, result.shape))} of a computed value mixes dims")
+            raise Refusal(
+                f"reshape {list(map(str, value.shape))} to {list(map(str, result.shape))} of a computed value mixes dims"
+            )
         for in_axes, out_axes in groups:
             ins = [x for a in in_axes if (x := source[a]) is not None]
             outs = [x for a in out_axes if (x := out[a]) is not None]
@@ -240,7 +243,9 @@ class _Walk:
             elif len(outs) == 1:
                 self.classes.refine(outs[0], ins)
             else:
-                raise Refusal(f"reshape {list(map(str, value.shape))} to {list(map(str, result.shape))} of a computed value mixes dims")
+                raise Refusal(
+                    f"reshape {list(map(str, value.shape))} to {list(map(str, result.shape))} of a computed value mixes dims"
+                )
 
     def op_slice(self, node: Node) -> None:
         source, out = self.label(node.inputs[0]), self.label(node.output)
@@ -265,7 +270,9 @@ class _Walk:
         source, out = self.label(node.inputs[0]), self.label(node.output)
         if constant_scalar(node.inputs[1]) is None:
             raise Refusal("a pad with a computed value")
-        for d, (low, high, interior) in enumerate(zip(node.attrs["low"], node.attrs["high"], node.attrs["interior"], strict=True)):
+        for d, (low, high, interior) in enumerate(
+            zip(node.attrs["low"], node.attrs["high"], node.attrs["interior"], strict=True)
+        ):
             if low == 0 and high == 0 and interior == 0:
                 self.classes.union(source[d], out[d])
                 continue

@@ -23,7 +23,32 @@ from graph_kernel.ops.base import Pattern, on_chip
 FREE_OPS = VIEW_OPS | {"broadcast", "iota", "constant", "dim"}
 GENERATORS = frozenset(("iota", "constant", "dim"))
 EXPENSIVE = frozenset(
-    "exp exp2 log log1p expm1 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erf_inv logistic pow atan2 cbrt".split()
+    [
+        "exp",
+        "exp2",
+        "log",
+        "log1p",
+        "expm1",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "erf",
+        "erfc",
+        "erf_inv",
+        "logistic",
+        "pow",
+        "atan2",
+        "cbrt",
+    ]
 )
 MAX_GROUP = 64  # nodes of one kernel
 
@@ -75,9 +100,7 @@ class Fuser:
         self.merges: list[dict[str, str]] = []
         self.cuts: list[dict[str, str]] = []
         self.free = self._free_nodes()
-        self.constants = {
-            n.output for n in graph.nodes if n.op == "constant" and not _is_carried(n)
-        }
+        self.constants = {n.output for n in graph.nodes if n.op == "constant" and not _is_carried(n)}
         self.tried: dict[tuple[int, int], str] = {}
         self.count = 0
 
@@ -90,9 +113,16 @@ class Fuser:
             from_generators = bool(node.inputs) and all(v in generated for v in node.inputs)
             if node.op in FREE_OPS and (node.op == "constant" or self._chip(node)):
                 free.add(node)
-                if (node.op in GENERATORS and _is_carried(node)) or (from_generators and node.op in ("broadcast", "reshape", "transpose")):
+                if (node.op in GENERATORS and _is_carried(node)) or (
+                    from_generators and node.op in ("broadcast", "reshape", "transpose")
+                ):
                     generated.update(node.outputs)
-            elif from_generators and OPS[node.op].pattern is Pattern.ELEMENTWISE and node.op not in EXPENSIVE and self._chip(node):
+            elif (
+                from_generators
+                and OPS[node.op].pattern is Pattern.ELEMENTWISE
+                and node.op not in EXPENSIVE
+                and self._chip(node)
+            ):
                 free.add(node)
                 generated.update(node.outputs)
         return free
@@ -198,10 +228,12 @@ class Fuser:
         return ()
 
     def _seed_one(self, node: Node) -> None:
-        if OPS[node.op].pattern is Pattern.ELEMENTWISE and all(n is node or self._is_number(n) for n in self.closure([node])):
+        if OPS[node.op].pattern is Pattern.ELEMENTWISE and all(
+            n is node or self._is_number(n) for n in self.closure([node])
+        ):
             self._new_group([node]).shape = node.output.shape  # nothing moves: always a kernel
             return
-        for attempt in range(len(node.inputs) + 1):
+        for _attempt in range(len(node.inputs) + 1):
             try:
                 self.complete(Group(-1, [node]))
                 break
@@ -231,7 +263,12 @@ class Fuser:
     def _movable(self, value: Value) -> bool:
         """Whether storing a free value would change what a consumer sees: not yet stored, and more than a scalar."""
         producer = value.producer
-        return producer is not None and value not in self.forced and value not in self.constants and producer.op not in GENERATORS
+        return (
+            producer is not None
+            and value not in self.forced
+            and value not in self.constants
+            and producer.op not in GENERATORS
+        )
 
     def _new_group(self, nodes: list[Node]) -> Group:
         parts = tuple(dict.fromkeys(self.group_of[n] for n in nodes if n in self.group_of))
@@ -324,7 +361,12 @@ class Fuser:
             return False
         nodes = sorted({*producer.nodes, *consumer.nodes}, key=self.position.__getitem__)
         self.merges.append(
-            {"rule": rule, "from": _describe(producer.nodes[-1]), "to": _describe(consumer.nodes[0]), "value": value.name}
+            {
+                "rule": rule,
+                "from": _describe(producer.nodes[-1]),
+                "to": _describe(consumer.nodes[0]),
+                "value": value.name,
+            }
         )
         merged = self._new_group(nodes)
         if producer.shape == consumer.shape:
@@ -404,7 +446,12 @@ class Fuser:
                     self.cuts.append(_cut(cone[0], second, second.inputs[side], f"not one attention kernel: {refusal}"))
                     continue
                 self.merges.append(
-                    {"rule": "attention", "from": _describe(cone[0]), "to": _describe(second), "value": second.inputs[side].name}
+                    {
+                        "rule": "attention",
+                        "from": _describe(cone[0]),
+                        "to": _describe(second),
+                        "value": second.inputs[side].name,
+                    }
                 )
                 self._new_group(sorted(members, key=self.position.__getitem__))
                 break
@@ -438,7 +485,9 @@ class Fuser:
         while dropped:  # what others read stays outside
             dropped = False
             for node in list(found):
-                if any(v in self.graph.outputs or v in self.forced or self._read_outside(v, members) for v in node.outputs):
+                if any(
+                    v in self.graph.outputs or v in self.forced or self._read_outside(v, members) for v in node.outputs
+                ):
                     del found[node], members[node]
                     dropped = True
         if not any(n.op == "dot" for n in found) or not any(n.op in REDUCTIONS for n in found):
@@ -639,7 +688,9 @@ def unshare(graph: Graph) -> None:
 
 def _is_carried(node: Node) -> bool:
     """False for constants that are arrays in memory: those of several elements, and of dtypes that the chip lacks."""
-    return node.op != "constant" or (np.asarray(node.attrs["value"]).size == 1 and on_chip("constant", [node.output.dtype]))
+    return node.op != "constant" or (
+        np.asarray(node.attrs["value"]).size == 1 and on_chip("constant", [node.output.dtype])
+    )
 
 
 def _root(value: Value) -> Value:
@@ -661,7 +712,12 @@ def empty_results(graph: Graph) -> None:
         elif node.op == "concat" and any(map(_is_empty, node.inputs)) and not all(map(_is_empty, node.inputs)):
             node.inputs = tuple(v for v in node.inputs if not _is_empty(v))
         empty = bool(node.outputs) and all(map(_is_empty, node.outputs))
-        if not empty or OPS[node.op].pattern is Pattern.CONTROL or node.op == "constant" or not on_chip("add", [v.dtype for v in node.outputs]):
+        if (
+            not empty
+            or OPS[node.op].pattern is Pattern.CONTROL
+            or node.op == "constant"
+            or not on_chip("add", [v.dtype for v in node.outputs])
+        ):
             out.append(node)
             continue
         for value in node.outputs:

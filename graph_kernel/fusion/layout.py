@@ -6,7 +6,7 @@ everything that varies with the launch. Dynamic reduced atoms become *stage* loo
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from graph_kernel.fusion.axes import ARG, REDUCTIONS, Axes, Refusal
@@ -18,6 +18,8 @@ ROW_BYTES = 40 * 1024  # most bytes of one value's whole dims: several such rows
 MAX_TILE_RANK = 8  # dims of a tile
 CUBE_SPAN = 128  # elements of a matrix dim per chip tile
 MAX_RECOMPUTED_CONTRACTION = 256
+
+Add = Callable[[list[int], bool], None]  # makes a loop of atoms; True for a stage loop
 
 
 @dataclass
@@ -188,7 +190,7 @@ def _same_domain(axes: Axes, outputs: list[Value], parallel: Collection[int]) ->
             raise Refusal(f"the results do not share one iteration space: %{value.name} does not vary over {sizes}")
 
 
-def _vector_loops(axes: Axes, sequence: list[int], add) -> None:
+def _vector_loops(axes: Axes, sequence: list[int], add: Add) -> None:
     atoms = axes.atoms
     dynamic = [i for i, a in enumerate(sequence) if not atoms[a].static]
     if not dynamic and len(atoms) <= MAX_TILE_RANK:
@@ -196,11 +198,15 @@ def _vector_loops(axes: Axes, sequence: list[int], add) -> None:
         if rows:
             add(rows, False)
         return
-    last = max([*dynamic[-1:], 0, len(atoms) - MAX_TILE_RANK])  # more dims than a tile can have: the outer ones become one
+    last = max(
+        [*dynamic[-1:], 0, len(atoms) - MAX_TILE_RANK]
+    )  # more dims than a tile can have: the outer ones become one
     rows = [a for a in sequence[: last + 1] if not atoms[a].local]
     if last == len(sequence) - 1 and len(rows) > 1:
         members = set(rows)
-        uniform = all(len(members & set(a for d in dims for a in d)) in (0, len(members)) for dims in axes.dims.values())
+        uniform = all(
+            len(members & {a for d in dims for a in d}) in (0, len(members)) for dims in axes.dims.values()
+        )
         if not uniform:
             add(rows[:-1], False)
             add(rows[-1:], False)
@@ -208,7 +214,7 @@ def _vector_loops(axes: Axes, sequence: list[int], add) -> None:
     add(rows, False)
 
 
-def _cube_loops(axes: Axes, dots: list[Node], sequence: list[int], add) -> None:
+def _cube_loops(axes: Axes, dots: list[Node], sequence: list[int], add: Add) -> None:
     atoms = axes.atoms
     signature = {a: tuple(_role(axes, d, a) for d in dots) for a in sequence}
     i = 0
@@ -238,12 +244,12 @@ def _cube_loops(axes: Axes, dots: list[Node], sequence: list[int], add) -> None:
 
 
 def _role(axes: Axes, dot: Node, atom: int) -> str:
-    (ca, cb), (ba, bb) = dot.attrs["contract"], dot.attrs["batch"]
+    batch_of_a, _ = dot.attrs["batch"]
     a, b = dot.inputs
     in_a = [d for d, group in enumerate(axes.dims[a]) if atom in group]
     in_b = [d for d, group in enumerate(axes.dims[b]) if atom in group]
     if in_a and in_b:
-        return "batch" if in_a[0] in ba else "contract"
+        return "batch" if in_a[0] in batch_of_a else "contract"
     return "x" if in_a else "y" if in_b else ""
 
 
@@ -255,7 +261,7 @@ def _static_size(axes: Axes, members: list[int]) -> int:
     return n
 
 
-def _stage_loops(axes: Axes, dynamic: list[int], add) -> None:
+def _stage_loops(axes: Axes, dynamic: list[int], add: Add) -> None:
     if not dynamic:
         return
     members = set(dynamic)
@@ -266,11 +272,13 @@ def _stage_loops(axes: Axes, dynamic: list[int], add) -> None:
     add(dynamic, True)
 
 
-def _limit_rows(layout: Layout, order: list[int], add, dots: list[Node]) -> None:
+def _limit_rows(layout: Layout, order: list[int], add: Add, dots: list[Node]) -> None:
     """Turns whole atoms into loops until every value's whole dims fit a row; contractions get a loop of their own."""
     atoms = layout.axes.atoms
     for dot in dots:
-        contracted = [a for d in dot.attrs["contract"][0] for a in layout.axes.dims[dot.inputs[0]][d] if a not in layout.loop_of]
+        contracted = [
+            a for d in dot.attrs["contract"][0] for a in layout.axes.dims[dot.inputs[0]][d] if a not in layout.loop_of
+        ]
         if contracted and _static_size(layout.axes, contracted) > CUBE_SPAN:
             candidates = [a for a in contracted if not atoms[a].local]
             if candidates:
@@ -305,7 +313,9 @@ def _recomputation(layout: Layout, dots: list[Node]) -> None:
         if not mine:
             continue
         passes = [n for n in reductions if n is not dot and any(d.loop in mine for d in layout.tile_dims(n.inputs[0]))]
-        span = _static_size(layout.axes, [a for d in dot.attrs["contract"][0] for a in layout.axes.dims[dot.inputs[0]][d]])
+        span = _static_size(
+            layout.axes, [a for d in dot.attrs["contract"][0] for a in layout.axes.dims[dot.inputs[0]][d]]
+        )
         if passes and span > MAX_RECOMPUTED_CONTRACTION:
             raise Refusal(f"a product with {span} contracted elements would be computed {len(passes)} times")
 

@@ -70,23 +70,25 @@ def identity(value: Value) -> LoadMap:
 
 def _identity(value: Value) -> _State:
     return _State(
-        tuple(Position(0, (Part(i, 1),)) if not (isinstance(n, int) and n == 1) else Position() for i, n in enumerate(value.shape))
+        tuple(
+            Position(0, (Part(i, 1),)) if not (isinstance(n, int) and n == 1) else Position()
+            for i, n in enumerate(value.shape)
+        )
     )
 
 
 def source_map(value: Value, stored: Collection[Value], scope: Scope) -> LoadMap | None:
     """The map from ``value`` down to the first stored value below it, or None if some op on the way is not an index map."""
-    state: _State | None = _identity(value)
-    current = value
+    state, current = _identity(value), value
     while current not in stored:
         node = current.producer
         rule = RULES.get(node.op) if node is not None else None
         if node is None or rule is None:
             return None
-        state = rule(node, state, scope)
-        if state is None:
+        below = rule(node, state, scope)
+        if below is None:
             return None
-        current = node.inputs[0]
+        state, current = below, node.inputs[0]
     return LoadMap(current, state.positions, state.fill)
 
 
@@ -138,7 +140,12 @@ def _pad(node: Node, state: _State, scope: Scope) -> _State | None:
         return None
     out = []
     for pos, n, low, high, interior in zip(
-        state.positions, node.inputs[0].shape, node.attrs["low"], node.attrs["high"], node.attrs["interior"], strict=True
+        state.positions,
+        node.inputs[0].shape,
+        node.attrs["low"],
+        node.attrs["high"],
+        node.attrs["interior"],
+        strict=True,
     ):
         if interior != 0:
             return None

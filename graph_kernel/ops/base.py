@@ -71,7 +71,9 @@ def register(op: OpDef) -> OpDef:
     return op
 
 
-CHIP_DTYPES = frozenset("bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32".split())
+CHIP_DTYPES = frozenset(
+    ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32"]
+)
 
 
 def on_chip(op: str, dtypes: Sequence[np.dtype]) -> bool:
