@@ -81,7 +81,9 @@ class ProgramBuilder:
         if space != PINNED:
             rows = self.reg(ceildiv(numel(value.shape) * items, LANES))
             offset = self._place(space, min(8, value.dtype.itemsize), rows)
-        self.buffers.append(Buffer(space, value.dtype.name, elements, offset, self.regs(value.shape), name=value.name, **links))
+        self.buffers.append(
+            Buffer(space, value.dtype.name, elements, offset, self.regs(value.shape), name=value.name, **links)
+        )
         return len(self.buffers) - 1
 
     def _place(self, space: int, item: int, rows: Reg) -> Reg:
@@ -181,7 +183,11 @@ class ProgramBuilder:
         for i, step in enumerate(plan.steps):
             if isinstance(step, Group):
                 assert step.axes is not None
-                used = [m.source for m in step.axes.loads.values()] + [v for n in step.axes.computed for v in n.inputs] + step.outputs
+                used = (
+                    [m.source for m in step.axes.loads.values()]
+                    + [v for n in step.axes.computed for v in n.inputs]
+                    + step.outputs
+                )
             else:
                 used = [*step.inputs, *step.outputs]
             for value in used:
@@ -207,7 +213,17 @@ class ProgramBuilder:
             source = self.find(plan.aliases[value], plan, buffers)
             b = self.buffers[source]
             self.buffers.append(
-                Buffer(b.space, b.dtype, b.elements, b.offset, self.regs(value.shape), b.constant, b.input, None, value.name)
+                Buffer(
+                    b.space,
+                    b.dtype,
+                    b.elements,
+                    b.offset,
+                    self.regs(value.shape),
+                    b.constant,
+                    b.input,
+                    None,
+                    value.name,
+                )
             )
             buffers[value] = len(self.buffers) - 1
             return buffers[value]
@@ -232,7 +248,10 @@ class ProgramBuilder:
         name = _kernel_name(group.nodes)
         number = self.template(code)
         step = KernelStep(
-            number, self.regs(code.params), tuple(self.find(v, plan, buffers) for v in code.buffers), f"{name}_{len(self.kernels)}"
+            number,
+            self.regs(code.params),
+            tuple(self.find(v, plan, buffers) for v in code.buffers),
+            f"{name}_{len(self.kernels)}",
         )
         self.kernels.append(
             {
@@ -347,7 +366,9 @@ class ProgramBuilder:
         graph = Graph(self.scope, name="row")
         a, i = graph.add_input(x.shape, x.dtype, "x"), graph.add_input((), np.int32, "i")
         zero = graph.constant(0, np.int32)
-        piece = graph.new_value((1, *x.shape[1:]), x.dtype)  # not by the shape rule: the body does not run where there is no row
+        piece = graph.new_value(
+            (1, *x.shape[1:]), x.dtype
+        )  # not by the shape rule: the body does not run where there is no row
         starts = (i, *[zero] * (x.rank - 1))
         piece.producer = Node("dynamic_slice", (a, *starts), (piece,), {"sizes": piece.shape})
         graph.nodes.append(piece.producer)
@@ -377,7 +398,8 @@ class ProgramBuilder:
         outputs = list(graph.outputs)
         steps = self.emit(graph, bound, [None] * len(outputs))
         checks = tuple(
-            Check(lower_relation(c.rel, self.code, self.env), c.message or f"{c.rel} does not hold", c.origin) for c in self.scope.checks
+            Check(lower_relation(c.rel, self.code, self.env), c.message or f"{c.rel} does not hold", c.origin)
+            for c in self.scope.checks
         )
         inputs = tuple(self.spec(v) for v in graph.inputs)
         outs = tuple(self.spec(v) for v in outputs)
@@ -442,8 +464,12 @@ def _own_outputs(graph: Graph) -> None:
         root = value
         while root.producer is not None and root.producer.op == "reshape":
             root = root.producer.inputs[0]
-        borrowed = root.producer is None or root.producer.op == "constant" or root in seen or root in graph.outputs[:k] or (
-            root is not value and root in graph.outputs
+        borrowed = (
+            root.producer is None
+            or root.producer.op == "constant"
+            or root in seen
+            or root in graph.outputs[:k]
+            or (root is not value and root in graph.outputs)
         )
         if borrowed:
             node = graph.make_node("reshape", [value], {"shape": value.shape})

@@ -101,7 +101,12 @@ class Graph:
         return self.add_multi(op, inputs, attrs, origin, (name,) if name else ())[0]
 
     def add_multi(
-        self, op: str, inputs: Sequence[Value], attrs: dict[str, Any], origin: Origin = NO_ORIGIN, names: Sequence[str] = ()
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        attrs: dict[str, Any],
+        origin: Origin = NO_ORIGIN,
+        names: Sequence[str] = (),
     ) -> tuple[Value, ...]:
         """Appends a node with any number of outputs, typed by the op's shape rule."""
         node = self.make_node(op, inputs, attrs, origin, names)
@@ -109,7 +114,12 @@ class Graph:
         return node.outputs
 
     def make_node(
-        self, op: str, inputs: Sequence[Value], attrs: dict[str, Any], origin: Origin = NO_ORIGIN, names: Sequence[str] = ()
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        attrs: dict[str, Any],
+        origin: Origin = NO_ORIGIN,
+        names: Sequence[str] = (),
     ) -> Node:
         """A typed node that is not in ``nodes`` yet (passes place it themselves)."""
         from graph_kernel.ops import OPS  # the table imports this module

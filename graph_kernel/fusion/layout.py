@@ -204,9 +204,7 @@ def _vector_loops(axes: Axes, sequence: list[int], add: Add) -> None:
     rows = [a for a in sequence[: last + 1] if not atoms[a].local]
     if last == len(sequence) - 1 and len(rows) > 1:
         members = set(rows)
-        uniform = all(
-            len(members & {a for d in dims for a in d}) in (0, len(members)) for dims in axes.dims.values()
-        )
+        uniform = all(len(members & {a for d in dims for a in d}) in (0, len(members)) for dims in axes.dims.values())
         if not uniform:
             add(rows[:-1], False)
             add(rows[-1:], False)

@@ -21,7 +21,11 @@ print(stats["specialised_compiles"] if "specialised_compiles" in stats else 0, s
 
 def run(folder):
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, "DVM_CACHE_DIR": str(folder)}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "DVM_CACHE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     built, hits = done.stdout.split()
     return int(built), int(hits)
