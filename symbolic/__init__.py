@@ -20,6 +20,7 @@ from symbolic.expr import (
 from symbolic.functions import broadcast_dim, ceildiv, floordiv, mod, smax, smin
 from symbolic.lower import lower, lower_relation
 from symbolic.parse import parse, parse_relation
+from symbolic.queries import ShapeAnswer, broadcastable, equal_shapes, injective, reshapable
 from symbolic.relations import Relation, divides, either, eq, ge, gt, le, lt, ne
 from symbolic.scope import Fact, LaunchCheck, Scope, SymbolInfo
 from symbolic.shapes import (
@@ -42,6 +43,11 @@ from symbolic.solve import Solution, solve
 from symbolic.text import quote
 
 __all__ = [
+    "reshapable",
+    "injective",
+    "equal_shapes",
+    "broadcastable",
+    "ShapeAnswer",
     "Answer",
     "Dim",
     "Disproved",

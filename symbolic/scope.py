@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from symbolic import relations
+from symbolic import conflict, relations
 from symbolic.answers import Answer, Disproved, Proved, Unknown
 from symbolic.expr import Dim, Expr, symbol, to_dim
 from symbolic.learn import Contradiction, Knowledge
@@ -184,12 +184,21 @@ class Scope:
                 raise CompileError(f"the relation {rel} uses the symbol {name!r}, which is not declared")
 
     def _clash(self, rel: Relation, origin: str, detail: str = "") -> NoReturn:
-        lines = [f"  {self.symbols[name]}  (declared)" for name in rel.symbols]
-        related = dict.fromkeys(f for name in rel.symbols for f in self._by_symbol.get(name, ()))
-        lines += [f"  {fact}" for fact in related]
+        lines = [f"  {part.text}" for part in self._clashing(rel)]
         where = f" ({origin})" if origin else ""
-        how = f"\nFound from: {detail}" if detail else ""
-        raise CompileError(f"{rel} can never hold{where}; it contradicts:\n" + "\n".join(lines) + how)
+        if not lines:
+            raise CompileError(f"{rel} can never hold{where}, whatever the sizes" + (f": {detail}" if detail else ""))
+        raise CompileError(f"{rel} can never hold{where}; it contradicts:\n" + "\n".join(lines))
+
+    def _clashing(self, rel: Relation) -> list[conflict.Part]:
+        """The smallest set of declarations and facts that contradicts ``rel`` (all that is near where none is found)."""
+        infos, facts = self._connected(rel, len(self.facts), len(self.symbols))
+        parts = [conflict.Part(f.rel, str(f)) for f in facts]
+        for i in infos:
+            text = f"declared: {i.origin}" if i.origin else "declared"
+            parts += conflict.declared_parts(i.name, i.min, i.max, i.multiple_of, i.remainder, text)
+        found = conflict.smallest(parts, rel)
+        return parts if found is None else found
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
@@ -211,7 +220,7 @@ class Scope:
         if why is not None:
             return Proved(why, self._recorder(rel))
         broken = self._models.search(rel)
-        return Unknown(self._missing(rel)) if broken is None else Disproved(broken)
+        return Unknown(self.missing(rel)) if broken is None else Disproved(broken)
 
     def _recorder(self, rel: Relation) -> Callable[[], Proof]:
         """Writes the proof of ``rel`` down, from what is known now."""
@@ -226,7 +235,10 @@ class Scope:
 
     def _connected(self, rel: Relation, count: int, symbols: int) -> tuple[list[SymbolInfo], list[Fact]]:
         """The declarations and facts (the first ``count`` of each) that share symbols with ``rel``, directly or through other facts."""
-        names = dict.fromkeys(rel.symbols)
+        return self._connected_names(rel.symbols, count, symbols)
+
+    def _connected_names(self, start: Sequence[str], count: int, symbols: int) -> tuple[list[SymbolInfo], list[Fact]]:
+        names = dict.fromkeys(start)
         queue = list(names)
         kept: set[int] = set()
         position = {id(f): i for i, f in enumerate(self.facts[:count])}
@@ -243,18 +255,47 @@ class Scope:
         infos = [info for i, (n, info) in enumerate(self.symbols.items()) if i < symbols and n in names]
         return infos, [self.facts[i] for i in sorted(kept)]
 
-    def _missing(self, rel: Relation) -> str:
-        """A fact that would decide ``rel``: a size that must not be at its lower bound if that is enough, else ``rel`` itself."""
-        for name in rel.symbols[:4]:
-            low = self.symbols[name].min
-            candidate = le(low + 1, symbol(name))
+    def missing(self, rel: Relation) -> str:
+        """The weakest fact found that would prove ``rel``: that a size is not at its lower bound, that a division is exact, which of two
+        sizes is larger; else ``rel`` itself in its plainest form."""
+        for candidate in self._candidates(rel):
             try:
                 with self._store.assuming(candidate):
                     if self._prover.reason(rel, fuel=12) is not None:
                         return str(candidate)
             except Contradiction:
                 continue
-        return str(Relation(rel.op, tuple(self.simplify(a) if isinstance(a, Expr) else a for a in rel.args)))
+        plain = Relation(rel.op, tuple(self.simplify(a) if isinstance(a, Expr) else a for a in rel.args))
+        return str(tidy(plain, self._store))
+
+    def _candidates(self, rel: Relation) -> list[Relation]:
+        names = rel.symbols[:4]
+        found = [le(self.symbols[n].min + 1, symbol(n)) for n in names]
+        dims = [d for r in (rel.args if rel.op == relations.EITHER else (rel,)) for d in r.args]
+        atoms = list(dict.fromkeys(a for d in dims if isinstance(d, Expr) for m in d.terms for a in m))
+        for atom in atoms[:4]:
+            if atom.op in ("floordiv", "mod"):
+                found.append(divides(atom.args[1], atom.args[0]))
+            elif atom.op in ("max", "min"):
+                found += [le(*atom.args[:2]), le(*reversed(atom.args[:2]))]
+        if len(names) == 2:
+            found += [le(symbol(names[0]), symbol(names[1])), le(symbol(names[1]), symbol(names[0]))]
+        return [c for c in found if self._satisfiable(c) and c != rel]
+
+    def restricted(self, names: Sequence[str]) -> Scope:
+        """A scope of its own with the named symbols and all declarations and facts that are connected with them."""
+        infos, facts = self._connected_names(names, len(self.facts), len(self.symbols))
+        other = Scope(self.name)
+        for info in infos:
+            other._add(info)
+        for fact in facts:
+            other._add_fact(fact)
+        return other
+
+    def examples(self, names: Sequence[str]) -> Iterator[dict[str, int]]:
+        """Some values of the named symbols that meet the facts; none where facts connect too many symbols to be sure."""
+        relation = either(*(le(symbol(n), symbol(n)) for n in names)) if names else None
+        yield from ({},) if relation is None else self._models.samples(relation)
 
     def proves(self, rel: Relation) -> bool:
         """Whether ``rel`` is proved (cheaper than ``prove`` where it is not: no counterexample is made)."""

@@ -49,6 +49,14 @@ class Models:
         roots, whole = self._component(rel)
         return self._verified(rel, self._sample(roots, SEARCH_TRIALS, 10**6)) if whole else None
 
+    def samples(self, rel: Relation) -> Iterator[dict[str, int]]:
+        """Values of the symbols of ``rel`` that meet all facts, as far as they could be checked against all."""
+        roots, whole = self._component(rel)
+        for model in self._sample(roots, SEARCH_TRIALS, 64) if whole else ():
+            values = self._declared(rel.symbols, model)
+            if self._meets_facts(values):
+                yield values
+
     def values_for(self, rel: Relation) -> Iterator[dict[str, int]]:
         """Values of the symbols of ``rel`` in each kept model.
 
