@@ -83,7 +83,10 @@ def assemble(text: str) -> Program:
         except ProgramError as error:
             raise ProgramError(f"line {number}: {error}") from error
         at += 1
-    return out.finish()
+    try:
+        return out.finish()
+    except ValueError as error:
+        raise ProgramError(f"a tensor is malformed: {error}") from error
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -339,7 +342,9 @@ class _Program:
                 space = {"input": INPUT, "output": OUTPUT, "temp": TEMP}[kind]
                 key = (space, item_size(dtype))
                 offset = top.get(key, code.const(0))
-                lanes = code.op(intcode.FLOORDIV, code.op(intcode.ADD, elements, code.const(LANES - 1)), code.const(LANES))
+                lanes = code.op(
+                    intcode.FLOORDIV, code.op(intcode.ADD, elements, code.const(LANES - 1)), code.const(LANES)
+                )
                 top[key] = code.op(intcode.ADD, offset, lanes)
                 links = {kind: len(inputs) if kind == "input" else len(outputs)} if kind != "temp" else {}
                 buffers[name] = Buffer(space, dtype, elements, offset, dims, name=name, **links)
@@ -437,7 +442,9 @@ class _Expression:
             b = self._binary(0)
             self._take(")")
             if token == "ceildiv":
-                return self.code.op(intcode.FLOORDIV, self.code.op(intcode.SUB, self.code.op(intcode.ADD, a, b), self.code.const(1)), b)
+                return self.code.op(
+                    intcode.FLOORDIV, self.code.op(intcode.SUB, self.code.op(intcode.ADD, a, b), self.code.const(1)), b
+                )
             return self.code.op(intcode.MAX if token == "max" else intcode.MIN, a, b)
         if token not in self.symbols:
             raise ProgramError(f"{self.text!r}: {token!r} is no symbol")

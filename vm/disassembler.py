@@ -194,7 +194,7 @@ def _pipe(number: int) -> str:
 
 def _value(insn: isa.Insn, field: isa.Field, text: str) -> str:
     if insn.family == "sync" and field.name in ("pipe", "other"):
-        return _pipe(int(text))
+        return _pipe(int(text)) if text.isdigit() else text
     if insn.name != "loop" or field.name != "kind" or text not in map(str, map(int, isa.LoopKind)):
         return text
     return isa.LoopKind(int(text)).name

@@ -42,7 +42,11 @@ def verify_template(template: Template, chip: Chip) -> Kernel:
     """The decoded template, if it is well formed."""
     kernel = decode(template)
     _known_bits(template)
-    capacity = {isa.Space.UB: chip.ub_bytes - chip.ub_reserved_bytes, isa.Space.L1: chip.l1_bytes, isa.Space.L0C: chip.l0c_bytes}
+    capacity = {
+        isa.Space.UB: chip.ub_bytes - chip.ub_reserved_bytes,
+        isa.Space.L1: chip.l1_bytes,
+        isa.Space.L0C: chip.l0c_bytes,
+    }
     for tile in kernel.tiles.values():
         end = tile.address + tile_bytes(tile)
         if tile.address % ALIGNMENT or end > capacity[tile.space]:
@@ -86,8 +90,13 @@ def _mask(fields: tuple[isa.Field, ...], word: int) -> int:
     return sum(((1 << f.width) - 1) << f.lo for f in fields if f.word == word)
 
 
-_HEAD = (isa.HEAD_ID, isa.HEAD_LEN, isa.HEAD_TAIL, *isa.SYNC)
-_MASKS = {i.id: [_mask((*_HEAD, *i.fields), w) for w in range(i.fixed_words)] for i in isa.BY_ID.values()}
+def _head(insn: isa.Insn) -> tuple[isa.Field, ...]:
+    """The fields of a head; what runs on no queue has no events in it."""
+    sync = () if insn.family in ("control", "sync") else isa.SYNC
+    return (isa.HEAD_ID, isa.HEAD_LEN, isa.HEAD_TAIL, *sync)
+
+
+_MASKS = {i.id: [_mask((*_head(i), *i.fields), w) for w in range(i.fixed_words)] for i in isa.BY_ID.values()}
 _TAIL_MASKS = {i.id: [_mask(i.tail, w) for w in range(i.tail_words)] for i in isa.BY_ID.values()}
 
 
@@ -97,10 +106,14 @@ def _loops(kernel: Kernel, body: list[Op | Loop], seen: dict[int, int]) -> None:
         if isinstance(item, Loop):
             tile = item.op.fixed("tile")
             if tile < 1 or seen.setdefault(item.axis, tile) != tile:
-                raise ProgramError(f"word {item.op.at}: the loops over axis {item.axis} have steps of {seen.get(item.axis)} and {tile}")
+                raise ProgramError(
+                    f"word {item.op.at}: a loop over axis {item.axis} has steps of {tile}, not {seen.get(item.axis, 1)}"
+                )
             for declared in kernel.tiles.values():
                 if any(axis == item.axis and size != tile for size, axis in declared.dims):
-                    raise ProgramError(f"word {item.op.at}: tile {declared.id} does not hold a step of {tile} along axis {item.axis}")
+                    raise ProgramError(
+                        f"word {item.op.at}: tile {declared.id} does not hold a step of {tile} along axis {item.axis}"
+                    )
             _loops(kernel, item.body, seen)
 
 
@@ -108,9 +121,9 @@ def _sync(op: Op, words: np.ndarray) -> None:
     """Every pipe that a sync field names exists."""
     pipes = [isa.get(words, op.at, f) for f in isa.SYNC if f.name.endswith("_pipe")]
     if op.insn.family == "sync":
-        pipes += [op.fixed(f.name) for f in op.insn.fields if f.name in ("pipe", "other")]
-        if any(pipes[:4]):
-            raise ProgramError(f"word {op.at}: {op.insn.name} has events in its head")
+        pipes = [op.fixed(f.name) for f in op.insn.fields if f.name in ("pipe", "other")]
+        if op.insn.name != "barrier" and 0 in pipes:
+            raise ProgramError(f"word {op.at}: {op.insn.name} wants a pipe other than S")
     if max(pipes) >= len(isa.Pipe):
         raise ProgramError(f"word {op.at}: there is no pipe {max(pipes)}")
 
@@ -125,7 +138,10 @@ class _Definitions:
             t.id: [
                 u.id
                 for u in tiles
-                if u.id != t.id and u.space == t.space and u.address < t.address + tile_bytes(t) and t.address < u.address + tile_bytes(u)
+                if u.id != t.id
+                and u.space == t.space
+                and u.address < t.address + tile_bytes(t)
+                and t.address < u.address + tile_bytes(u)
             ]
             for t in tiles
         }
@@ -190,7 +206,9 @@ class BoundCheck:
         # word, word of its loop (-1: none), size, bounded, gather, dim
         self.terms: list[tuple[int, int, int, int, int, int]] = []
         self.groups: list[int] = []  # first term
-        self.accesses: list[tuple[int, int, int, int, int]] = []  # first group, word of the offset, register of elements, kernel, word
+        self.accesses: list[
+            tuple[int, int, int, int, int]
+        ] = []  # first group, word of the offset, register of elements, kernel, word
         self.sizes: list[tuple[int, int, int]] = []  # access, word of a loop (-1), size: of every tile dim
         self.loops: list[tuple[int, int, int]] = []  # word, nest, kernel
         self.nests: list[int] = []
@@ -250,9 +268,13 @@ class BoundCheck:
         self._first, self._offset, self._elements, self._kernel, self._at = columns(self.accesses, 5)  # type: ignore[arg-type]
         ends = np.append(self._group[1:], len(self.terms)) - 1
         self._last = ends  # a group's last term holds start, stride and hi
-        self._bounded = np.logical_or.reduceat(bounded.astype(bool), self._group) if len(self.groups) else np.zeros(0, bool)
+        self._bounded = (
+            np.logical_or.reduceat(bounded.astype(bool), self._group) if len(self.groups) else np.zeros(0, bool)
+        )
         self._gather = gather.astype(bool)
-        self._clips = self._bounded | np.logical_or.reduceat(self._gather, self._group) if len(self.groups) else self._bounded
+        self._clips = (
+            self._bounded | np.logical_or.reduceat(self._gather, self._group) if len(self.groups) else self._bounded
+        )
         self._size_access, self._size_loop, self._size_fixed = columns(self.sizes, 3)  # type: ignore[arg-type]
         self._loop_word, _, self._loop_kernel = columns(self.loops, 3)  # type: ignore[arg-type]
         self._nest = np.array(self.nests, np.intp)

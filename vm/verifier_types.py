@@ -114,7 +114,9 @@ def _terms(r: _Rules, tile: Tile) -> None:
         index = r.tiles[number]
         r.want(mask >> rank == 0, f"names dims beyond rank {rank}")
         r.want(index.dtype.kind in "iu" and index.space == Space.UB, "wants integer indices in the unified buffer")
-        r.want(index.dims == tuple(d for i, d in enumerate(tile.dims) if mask >> i & 1), "wants indices of the masked dims")
+        r.want(
+            index.dims == tuple(d for i, d in enumerate(tile.dims) if mask >> i & 1), "wants indices of the masked dims"
+        )
 
 
 def _fill(r: _Rules) -> None:
@@ -129,7 +131,10 @@ def _iota(r: _Rules) -> None:
 
 def _moves(r: _Rules) -> None:
     dst, x = r.tile("dst").space, r.tile("x").space
-    r.want((x, dst) in ((Space.UB, Space.UB), (Space.L0C, Space.UB), (Space.UB, Space.L1)), f"cannot go from {x.name} to {dst.name}")
+    r.want(
+        (x, dst) in ((Space.UB, Space.UB), (Space.L0C, Space.UB), (Space.UB, Space.L1)),
+        f"cannot go from {x.name} to {dst.name}",
+    )
 
 
 def _copy(r: _Rules) -> None:
@@ -154,7 +159,10 @@ def _cast(r: _Rules) -> None:
 def _bcast(r: _Rules) -> None:
     r.in_ub("dst", "x")
     dst, x = r.tile("dst"), r.tile("x")
-    r.want(dst.dtype == x.dtype and x.dims == tuple(dst.dims[d] for d in r.mask(dst)), "wants x to be the masked dims of dst")
+    r.want(
+        dst.dtype == x.dtype and x.dims == tuple(dst.dims[d] for d in r.mask(dst)),
+        "wants x to be the masked dims of dst",
+    )
 
 
 def _permute(r: _Rules) -> None:
@@ -233,7 +241,10 @@ def _reduce(r: _Rules) -> None:
     r.in_ub("dst", "x")
     dst, x = r.tile("dst"), r.tile("x")
     over = r.mask(x)
-    r.want(dst.dtype == x.dtype and dst.dims == tuple(n for d, n in enumerate(x.dims) if d not in over), "wants dst to be x's other dims")
+    r.want(
+        dst.dtype == x.dtype and dst.dims == tuple(n for d, n in enumerate(x.dims) if d not in over),
+        "wants dst to be x's other dims",
+    )
     if r.name in ("reduce_and", "reduce_or"):
         _element_type(r, x.dtype)
 
@@ -243,7 +254,10 @@ def _arg_reduce(r: _Rules) -> None:
     dst, x, y = r.tile("dst"), r.tile("x"), r.tile("y")
     d = r.dim(x, fixed=False)
     rest = x.dims[:d] + x.dims[d + 1 :]
-    r.want(dst.dims == rest == y.dims and y.dtype == x.dtype and dst.dtype.kind in "iu", "wants indices and values of x's other dims")
+    r.want(
+        dst.dims == rest == y.dims and y.dtype == x.dtype and dst.dtype.kind in "iu",
+        "wants indices and values of x's other dims",
+    )
     r.want(r.number("dst") != r.number("y") and x.dims[d][0] > 0, "wants two results of something")
 
 
@@ -256,12 +270,17 @@ def _cumulative(r: _Rules) -> None:
     if r.number("carry"):
         y = r.tile("y")
         r.want(not r.number("reverse") and r.name != "cumlogsumexp", "cannot carry")
-        r.want(y.dtype == x.dtype and y.dims == (*x.dims[:d], (1, isa.NO_AXIS), *x.dims[d + 1 :]), "wants a carry of one element")
+        r.want(
+            y.dtype == x.dtype and y.dims == (*x.dims[:d], (1, isa.NO_AXIS), *x.dims[d + 1 :]),
+            "wants a carry of one element",
+        )
 
 
 def _mmad(r: _Rules) -> None:
     dst, x, y = r.tile("dst"), r.tile("x"), r.tile("y")
-    r.want((dst.space, x.space, y.space) == (Space.L0C, Space.L1, Space.L1), "wants operands in L1 and its result in L0C")
+    r.want(
+        (dst.space, x.space, y.space) == (Space.L0C, Space.L1, Space.L1), "wants operands in L1 and its result in L0C"
+    )
     r.want(x.dtype == y.dtype and x.dtype != _BOOL, "wants operands of one type")
     half = x.dtype in _HALF and dst.dtype == np.float32
     whole = x.dtype.kind in "iu" and dst.dtype.kind in "iu" and dst.dtype.itemsize >= x.dtype.itemsize

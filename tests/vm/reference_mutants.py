@@ -9,7 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ import numpy as np
 from codegen import compile_graph, local_memory
 from dvm import pipeline
 from graph_kernel import passes
-from vm import isa, reference, reference_core
-from vm.binder import Binder, BoundProgram
+from vm import isa, reference, reference_core, verifier
+from vm.binder import Binder
 from vm.chip import Chip
 from vm.errors import Hazard, ProgramError
 from vm.isa import Pipe
@@ -45,20 +45,23 @@ class Case:
     chip: Chip
     right: list[np.ndarray]
 
-    def run(self, program: Program, chip: Chip | None = None, edit: Callable[[BoundProgram], None] | None = None) -> list[np.ndarray]:
+    def run(self, program: Program, chip: Chip | None = None) -> list[np.ndarray]:
         """The results for all inputs, one after the other."""
         binder = Binder(program)
         out: list[np.ndarray] = []
         for arrays in self.inputs:
             bound = binder.bind_sizes(binder.check_inputs(arrays))
-            if edit is not None:
-                edit(bound)
             out += reference.run(program, bound, arrays, chip or self.chip, cores=1)
         return out
 
 
 def compiled(
-    name: str, fn: Callable[..., Any], specs: Sequence[Any], inputs: list[list[np.ndarray]], monkeypatch: Any, **memory: int
+    name: str,
+    fn: Callable[..., Any],
+    specs: Sequence[Any],
+    inputs: list[list[np.ndarray]],
+    monkeypatch: Any,
+    **memory: int,
 ) -> Case:
     """``fn`` compiled for a small chip."""
     chip = small_chip(**memory)
@@ -133,7 +136,10 @@ def address_mutants(template: Template) -> Iterator[Edit]:
                 old = isa.get(words, at, f)
                 for shift in (32, -32, 4):
                     if old + shift >= 0:
-                        yield f"{at} tile {isa.get(words, at, insn.fields[0])} moved by {shift}", _put(at, f, old + shift)
+                        yield (
+                            f"{at} tile {isa.get(words, at, insn.fields[0])} moved by {shift}",
+                            _put(at, f, old + shift),
+                        )
             if f.name == "offset" and not any(p.word == at + f.word for p in template.patches):
                 old = isa.get(words, at, f)
                 for shift in (1, -1):
@@ -174,22 +180,27 @@ def try_out(case: Case, kernel: str, what: str, run: Callable[[], list[np.ndarra
     return Outcome(case.name, kernel, what, "harmless" if same else "silent")
 
 
-def mutate(case: Case, edits: Callable[[Template], Iterator[Edit]]) -> list[Outcome]:
-    """All mutants of a case."""
+def mutate(case: Case, edits: Callable[[Template], Iterator[Edit]], verified: bool = False) -> list[Outcome]:
+    """All mutants of a case; with ``verified``, the verifier looks at them first."""
+
+    def run(mutant: Program, template: int) -> list[np.ndarray]:
+        if verified:
+            verifier.verify_template(mutant.templates[template], case.chip)
+        return case.run(mutant)
+
     out = []
     for t, template in enumerate(case.program.templates):
         for what, edit in edits(template):
             words = template.words.copy()
             edit(words)
             mutant = with_words(case.program, t, words)
-            out.append(try_out(case, template.name, what, lambda mutant=mutant: case.run(mutant)))
+            out.append(try_out(case, template.name, what, partial(run, mutant, t)))
     return out
 
 
 def edges(case: Case) -> dict[int, list[tuple[tuple[int, bool], ...]]]:
     """For every template the pairs of a set and its wait that a run uses, each a place and whether it is loop-carried."""
     found: dict[int, dict[tuple, None]] = {}
-    words_of = {id(t): i for i, t in enumerate(case.program.templates)}
     current = [0]
     original = reference._Launch.launch_kernel
     execute = reference_core.Pipes._execute
@@ -205,7 +216,6 @@ def edges(case: Case) -> dict[int, list[tuple[tuple[int, bool], ...]]]:
             found.setdefault(current[0], {})[source.ready.at, task.ready.at, event, back] = None
         execute(self, task)
 
-    del words_of
     reference._Launch.launch_kernel, reference_core.Pipes._execute = launch, traced  # type: ignore[method-assign]
     try:
         case.run(case.program)
@@ -237,7 +247,7 @@ def edge_mutants(case: Case) -> list[Outcome]:
         for source, target, event, back in pairs:
             mutant = with_words(case.program, t, without_edge(template, source, target, event, back))
             what = f"no {event[0].name}->{event[1].name} event {event[2]} from word {source} to {target}{' (back)' if back else ''}"
-            out.append(try_out(case, template.name, what, lambda mutant=mutant: case.run(mutant)))
+            out.append(try_out(case, template.name, what, partial(case.run, mutant)))
     return out
 
 
