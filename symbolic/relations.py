@@ -60,6 +60,8 @@ class Relation:
         if self.op == EITHER:
             return " or ".join(map(str, self.args)) or "false"
         a, b = self.args
+        if self.op == DIVIDES and isinstance(a, int) and a == 0:
+            return f"{b} == 0"  # 0 divides only 0
         if self.op == DIVIDES:
             left = str(b) if isinstance(b, int) or b.as_symbol is not None else f"({b})"
             right = str(a) if isinstance(a, int) or a.as_symbol is not None else f"({a})"
