@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from symbolic.expr import Dim, Expr, evaluate, substitute, to_dim
+from symbolic.expr import FLOORDIV, MOD, Dim, Expr, evaluate, substitute, to_dim
 
 EQ, NE, LE, LT, DIVIDES, EITHER = "eq", "ne", "le", "lt", "divides", "either"
 _SIGNS = {EQ: "==", NE: "!=", LE: "<=", LT: "<"}
@@ -63,10 +63,16 @@ class Relation:
         if self.op == DIVIDES and isinstance(a, int) and a == 0:
             return f"{b} == 0"  # 0 divides only 0
         if self.op == DIVIDES:
-            left = str(b) if isinstance(b, int) or b.as_symbol is not None else f"({b})"
-            right = str(a) if isinstance(a, int) or a.as_symbol is not None else f"({a})"
-            return f"{left} % {right} == 0"
+            return f"{_operand(b)} % {_operand(a)} == 0"
         return f"{a} {_SIGNS[self.op]} {b}"
+
+
+def _operand(dim: Dim) -> str:
+    """``dim`` in parentheses unless it is a name, a call or a non-negative number."""
+    if isinstance(dim, int):
+        return str(dim) if dim >= 0 else f"({dim})"
+    atom = dim.as_atom
+    return str(dim) if atom is not None and atom.op not in (FLOORDIV, MOD) else f"({dim})"
 
 
 def eq(a: Any, b: Any) -> Relation:
