@@ -5,12 +5,14 @@
     python -m benchmarks.demo --config path/to/config.json --shapes 1x7,4x100
 
 Times are wall time in ms, arrays in to arrays out. Both sides get the same ``jax.Array``s, weights are arguments, and warm times are
-medians of alternating rounds. Exits with 1 if a result is wrong or anything was compiled during the launches.
+medians of alternating rounds. DVM's disk cache of executables is off, so that its compile is as cold as ``jax.jit``'s. Exits with 1
+if a result is wrong or anything was compiled during the launches.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import statistics
 import sys
@@ -279,6 +281,7 @@ def parse_shapes(_: click.Context, __: click.Parameter, text: str | None) -> lis
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(config: str, shapes: list[tuple[int, int]], rounds: int, seed: int, as_json: bool) -> None:
     """Runs the demo; see the module's docstring."""
+    os.environ.setdefault("DVM_CACHE_DIR", "")
     shapes = list(shapes)
     random.Random(seed).shuffle(shapes)
     batch = max(MAX_BATCH, *(b for b, _ in shapes))
