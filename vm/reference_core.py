@@ -179,7 +179,7 @@ class Pipes:
             try:
                 self.run(task, Access(pipe, self.done[pipe], clock, self.core))
             except Fault as fault:
-                raise _Placed(task, fault) from fault
+                raise Placed(task, fault) from fault
         self.done[pipe] += 1
         for event, back in task.ready.sets:
             if not (back and task.last):
@@ -194,14 +194,14 @@ class Pipes:
         for clock in self.clocks:
             clock[:] = self.done
 
-    def stuck(self) -> _Placed:
+    def stuck(self) -> Placed:
         """The deadlock that the queues are in."""
         for queue in self.queues.values():
             if queue:
                 task = queue[0]
                 event = next(e for e in self._waits(task) if not self.events.get(e))
                 what = f"{task.ready.insn.name} waits for event {event[2]} from {event[0].name} to {event[1].name}, which nothing sets"
-                return _Placed(task, Fault("deadlock", what))
+                return Placed(task, Fault("deadlock", what))
         raise AssertionError("no pipe is stuck")
 
     def finish(self) -> None:
@@ -211,10 +211,12 @@ class Pipes:
         for (source, target, number), tokens in self.events.items():
             if tokens:
                 what = f"event {number} from {source.name} to {target.name} is set and nothing waits for it"
-                raise _Placed(tokens[0][1], Fault("event", what))
+                raise Placed(tokens[0][1], Fault("event", what))
 
 
-class _Placed(Exception):
+class Placed(Exception):
+    """A fault with the instruction that it happened at."""
+
     def __init__(self, task: Task, fault: Fault) -> None:
         super().__init__(fault.what)
         self.task, self.fault = task, fault
@@ -252,7 +254,7 @@ class Cores:
                 for memory in self.memory.values():
                     memory.reset()
                 self._core(body, core, cores)
-        except _Placed as placed:
+        except Placed as placed:
             ready, fault = placed.task.ready, placed.fault
             where = f" [core {core}]" if cores > 1 else ""
             raise Hazard(fault.kind, self.name, ready.at, f"{ready.insn.name}: {fault.what}{where}") from None

@@ -84,9 +84,8 @@ class Local:
             )
         return slice(tile.address, tile.address + n)
 
-    def read(self, tile: Tile, shape: list[int], access: Access) -> np.ndarray:
-        """The tile's elements, a copy."""
-        n = int(np.prod(shape, dtype=np.int64)) * tile.dtype.itemsize
+    def touch(self, tile: Tile, n: int, access: Access) -> slice:
+        """The checks of a read of the tile's first ``n`` bytes, and its trace."""
         place = self._range(tile, n)
         if n:
             self._check_owner(tile, self.owner[place])
@@ -99,6 +98,11 @@ class Local:
             if readers is None:
                 readers = self.readers[access.pipe] = np.full(self.used, -1, np.int64)
             readers[place] = access.index
+        return place
+
+    def read(self, tile: Tile, shape: list[int], access: Access) -> np.ndarray:
+        """The tile's elements, a copy."""
+        place = self.touch(tile, int(np.prod(shape, dtype=np.int64)) * tile.dtype.itemsize, access)
         return self.data[place].copy().view(tile.dtype).reshape(shape)
 
     def undefined_in(self, tile: Tile, shape: list[int]) -> np.ndarray | None:

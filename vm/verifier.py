@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from vm import isa, verifier_types
+from vm import isa, verifier_order, verifier_types
 from vm.binder import BoundProgram
 from vm.chip import Chip
 from vm.decode import Address, Kernel, Loop, Op, Tile, decode, operations
 from vm.disassembler import kernel_steps
 from vm.dtypes import dtype_of
-from vm.errors import DvmError, ProgramError
+from vm.errors import DvmError, Hazard, ProgramError
 from vm.program import WRITABLE, Program, Template
 
 ALIGNMENT = 32  # bytes, of tiles in local memory
@@ -34,6 +34,8 @@ def verify(program: Program) -> None:
             if step.template not in kernels:
                 kernels[step.template] = verify_template(program.templates[step.template], chip)
             _buffers(kernels[step.template], program, step.buffers)
+        except Hazard:
+            raise
         except ProgramError as error:
             raise ProgramError(f"{where}: {error}") from error
 
@@ -59,6 +61,7 @@ def verify_template(template: Template, chip: Chip) -> Kernel:
         verifier_types.check(op, kernel.tiles)
         _sync(op, template.words)
     _Definitions(kernel).run()
+    verifier_order.check(kernel, template, chip)
     return kernel
 
 

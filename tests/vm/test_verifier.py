@@ -31,11 +31,11 @@ template t params=2 buffers=2
   tile t3: float32[axis0 64] UB@8192
   tile t4: int32[axis0 64, 8] UB@12288
   loop axis=0 kind=PARALLEL tile=64 trips={p0} extent={p1}
-    load dst=t0 address=#0
+    load dst=t0 address=#0 ; set=V:0 back_wait=V:0
     | dim=0 step=8 div=1 stride=1
     | dim=1 step=1 div=1 stride=1
-    exp dst=t1 x=t0
-    store x=t1 address=#1
+    exp dst=t1 x=t0 ; wait=MTE2:0 set=MTE3:0 back_set=MTE2:0 back_wait=MTE3:0
+    store x=t1 address=#1 ; wait=V:0 back_set=V:0
     | dim=0 step=8 div=1 stride=1
     | dim=1 step=1 div=1 stride=1
   endloop axis=0
@@ -79,7 +79,7 @@ def test_the_plain_ones_pass() -> None:
         ("exp dst=t1 x=t0", "cumsum dst=t1 x=t0 dim=0", "dim 0 to be fixed"),
         ("exp dst=t1 x=t0", "mmad dst=t1 x=t0 y=t0 xdims=9 ydims=6", "operands in L1"),
         ("exp dst=t1 x=t0", "lookup dst=t1 x=t0 y=t0 dim=1", "integer indices"),
-        ("exp dst=t1 x=t0", "exp dst=t1 x=t0 ; wait=7:0", "no pipe 7"),
+        ("wait=MTE2:0 set", "wait=7:0 set", "no pipe 7"),
         ("tile=64 trips", "tile=32 trips", "does not hold a step of 32"),
         ("tile=64 trips", "tile=0 trips", "steps of 0"),
         ("UB@2048", "UB@2056", "multiples of 32"),
@@ -112,7 +112,27 @@ def test_an_iteration_that_needs_another_one() -> None:
     )
     text = text.replace("exp dst=t1 x=t0", "exp dst=t1 x=t0\n reduce_sum dst=t3 x=t0 mask=1 accumulate=1")
     assert "from another one" in refused(text)
-    verifier.verify(assembler.assemble(text.replace("kind=PARALLEL", "kind=REDUCE")))
+    text = text.replace("kind=PARALLEL", "kind=REDUCE").replace("accumulate=1 ; wait=MTE2:0", "accumulate=1 ; barrier")
+    text = text.replace("back_wait=MTE3:0\n", "\n").replace(
+        "exp dst=t1 x=t0", "exp dst=t1 x=t0 ; wait=MTE2:0 back_wait=MTE3:0"
+    )
+    verifier.verify(assembler.assemble(text))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("wait=MTE2:0 set", "set", "race"),
+        ("set=V:0 back_wait=V:0", "set=V:0", "race"),
+        ("wait=V:0 back_set=V:0", "wait=V:0", "deadlock"),
+        ("wait=V:0 back_set=V:0", "back_set=V:0", "race"),
+        ("; set=V:0", "; set=V:1", "deadlock"),
+        ("x=t1 address=#1 ; wait=V:0", "x=t1 address=#1 ; wait=V:0 set=V:4", "event"),
+    ],
+)
+def test_events_that_do_not_order(old: str, new: str, kind: str) -> None:
+    assert PLAIN.replace(old, new, 1) != PLAIN
+    assert refused(PLAIN.replace(old, new, 1)).startswith(kind)
 
 
 def test_a_tile_that_the_second_iteration_misses() -> None:
@@ -147,8 +167,8 @@ def test_bindings() -> None:
     [
         ("[ceildiv(n, 64), n]", "[n, n]", "do not make a loop"),
         ("[ceildiv(n, 64), n]", "[ceildiv(n + 1, 64), n + 1]", "accesses elements 0 to 647 of a buffer of 640"),
-        ("address=#0\n", "address=#0 offset=1\n", "accesses elements 1 to 640"),
-        ("address=#1\n", "address=#1 offset=-1\n", "accesses elements -1 to 638"),
+        ("address=#0 ;", "address=#0 offset=1 ;", "accesses elements 1 to 640"),
+        ("address=#1 ;", "address=#1 offset=-1 ;", "accesses elements -1 to 638"),
         ("step=8 div=1 stride=1\n    | dim=1", "step=-8 div=1 stride=1\n    | dim=1", "accesses elements -632 to 7"),
         ("step=8 div=1 stride=1\n    | dim=1", "step=8 div=1 stride=4611686018427387904\n    | dim=1", "accesses elements"),
         ("input x float32 [n, 8]", "input x float32 [n, 7]", "accesses elements 0 to 639 of a buffer of 560"),
@@ -208,7 +228,7 @@ def test_compiled_programs_pass_and_files_are_checked(tmp_path: Path) -> None:
     for n, d, k in ((1, 1, 1), (70, 33, 5)):
         check(program.program, n=n, d=d, k=k)
     path = tmp_path / "bad.dvm"
-    text = PLAIN.replace("address=#0\n", "address=#0 offset=8\n", 1)
+    text = PLAIN.replace("address=#0 ;", "address=#0 offset=8 ;", 1)
     serialise.save(assembler.assemble(text), path)
     for tier in ("reference", "specialised"):
         loaded = dvm.load(path, tier=tier)

@@ -1,0 +1,76 @@
+"""A dry run of a kernel's events: no data, full tiles, few steps of every loop, the reference executor's pipes and shadows.
+
+What it refuses could race, deadlock or leave an event over at some sizes. Two steps of every loop stand for all larger numbers: what an
+instruction depends on is in the same iteration or in the one before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vm import isa
+from vm.chip import Chip
+from vm.decode import Hole, Kernel, Loop, Tile
+from vm.errors import Hazard
+from vm.geometry import loops_of
+from vm.program import Template
+from vm.reference_core import Pipes, Placed, Ready, ReadyLoop, Task, prepare
+from vm.reference_memory import Access, Local, declared_bytes
+
+STEPS = (1, 2)
+BLOCK = 32  # bytes
+
+
+def check(kernel: Kernel, template: Template, chip: Chip) -> None:
+    """Raises ``Hazard`` if the kernel's events do not order what it does in local memory."""
+    body = prepare(kernel, template.words, [None] * template.n_buffers)  # type: ignore[list-item]
+    patched = {loop.op.at for loop in loops_of(kernel.body) if not _fixed(loop)}
+    for steps in STEPS:
+        try:
+            _DryRun(kernel, chip, patched, steps).run(body)
+        except Placed as placed:
+            ready, fault = placed.task.ready, placed.fault
+            raise Hazard(fault.kind, template.name or "?", ready.at, f"{ready.insn.name}: {fault.what}") from None
+        if steps > 1 and not patched:
+            return
+
+
+def _fixed(loop: Loop) -> bool:
+    return not isinstance(loop.extent, Hole)
+
+
+class _DryRun:
+    def __init__(self, kernel: Kernel, chip: Chip, patched: set[int], steps: int) -> None:
+        self.patched, self.steps = patched, steps
+        # Tiles begin at multiples of a block: a byte here stands for a block there.
+        self.tiles = {
+            t.id: Tile(t.id, t.space, t.address // BLOCK, np.dtype(np.uint8), ()) for t in kernel.tiles.values()
+        }
+        self.zeros = {t.id: np.zeros(-(-declared_bytes(t) // BLOCK), np.uint8) for t in kernel.tiles.values()}
+        ends = dict.fromkeys(isa.Space, 0)
+        for tile in self.tiles.values():
+            ends[tile.space] = max(ends[tile.space], tile.address + len(self.zeros[tile.id]))
+        self.memory = {space: Local(space, ends[space], ends[space]) for space in isa.Space}
+        self.pipes = Pipes(self.touch, chip.issue.queue_depth)
+
+    def run(self, body: list[Ready | ReadyLoop]) -> None:
+        self._block(body, True, True)
+        self.pipes.finish()
+
+    def _block(self, body: list[Ready | ReadyLoop], first: bool, last: bool) -> None:
+        for item in body:
+            if isinstance(item, Ready):
+                self.pipes.issue(Task(item, {}, first, last, True))
+                continue
+            steps = self.steps if item.at in self.patched else min(item.trips, self.steps)
+            for step in range(steps):
+                self._block(item.body, first and step == 0, last and step == steps - 1)
+
+    def touch(self, task: Task, access: Access) -> None:
+        ready = task.ready
+        for number in isa.tiles_read(ready.insn, ready.fields, ready.tail):
+            tile = self.tiles[number]
+            self.memory[tile.space].touch(tile, len(self.zeros[number]), access)
+        for number in isa.tiles_written(ready.insn, ready.fields):
+            tile = self.tiles[number]
+            self.memory[tile.space].write(tile, self.zeros[number], len(self.zeros[number]), access)
