@@ -93,7 +93,7 @@ def test_padding_mask_and_positions(name):
     config = models.scaled(models.load_config(name))
     params = models.init_params(config)
     fn = models.block(config)
-    b, s, p = dvm.Dim("b", max=3), dvm.Dim("s", max=64), dvm.Dim("p", min=0, max=64)
+    b, s, p = dvm.Dim("b", max=3), dvm.Dim("s", max=257), dvm.Dim("p", min=0, max=64)
     positions = dvm.spec("b, s", jnp.int32, b=b, s=s)
     mask = dvm.spec("b, p + s", jnp.int32, b=b, s=s, p=p)
     before = dvm.stats()
