@@ -12,7 +12,7 @@ from symbolic.expr import FLOORDIV, MOD, SYMBOL, Atom, Dim, Expr, Mono, atom_exp
 from symbolic.functions import Range, floordiv, mod
 from symbolic.journal import JournalDict
 from symbolic.relations import Relation, either, lt
-from symbolic.store import Store
+from symbolic.store import Store, rounded
 from symbolic.substitution import smallest_linear, without_content
 
 MAX_PROPAGATED = 16  # inequalities looked at again when a range changes
@@ -306,8 +306,7 @@ class Knowledge(Store):
             return
         g = content(p, with_constant=False)
         if g > 1:
-            reduced = make({m: c // g for m, c in p.terms.items() if c // g})
-            assert isinstance(reduced, Expr)
+            reduced = rounded(p)
             self.log.scaled_nonneg(p, reduced, g)
             p = reduced
         if self.nonneg(p):
@@ -349,6 +348,7 @@ class Knowledge(Store):
             p = self.fact(index)
             if not isinstance(p, Expr) or len(p.terms) > 8:
                 continue
+            self.log.fact(index)
             for mono, c in p.ordered():
                 if len(mono) != 1 or mono[0].op != SYMBOL or mono[0].args[0] not in self.ranges:
                     continue

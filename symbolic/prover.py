@@ -26,13 +26,13 @@ from symbolic.expr import (
     Mono,
     atom_expr,
     content,
-    make,
     symbol,
 )
 from symbolic.functions import floordiv, mod, poly_divmod
 from symbolic.learn import Contradiction, Knowledge
 from symbolic.linear import Certificate, certificate, verify
 from symbolic.relations import Relation, divides, eq, ge, le, lt, ne
+from symbolic.store import rounded
 
 FUEL = 60  # cases plus calls of the linear solver per question
 MAX_STEPS = 4_000  # normalisations, rewrites and intervals per question
@@ -217,11 +217,7 @@ class Prover:
         for fact, text in zip(facts, texts, strict=True):
             moved = self._shift(fact, lows)
             if isinstance(moved, Expr):
-                g = content(moved, with_constant=False)
-                if g > 1:
-                    moved = make({m: c // g for m, c in moved.terms.items() if c // g})
-                    assert isinstance(moved, Expr)
-                shifted.append(moved)
+                shifted.append(rounded(moved))
                 used.append(text)
                 kept.append(fact)
         monos = {m for e in (shifted_goal, *shifted) for m in e.terms if m}

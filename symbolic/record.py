@@ -12,11 +12,12 @@ from typing import Any
 
 from symbolic import functions, relations
 from symbolic.checker import not_negative
-from symbolic.expr import BROADCAST, FLOORDIV, MOD, SYMBOL, Atom, Dim, Expr, Mono, atom_expr, make, symbol
+from symbolic.expr import BROADCAST, FLOORDIV, MOD, SYMBOL, Atom, Dim, Expr, Mono, atom_expr, content, make, symbol
 from symbolic.functions import Range, poly_divmod
 from symbolic.learn import Contradiction, Knowledge
 from symbolic.proof import FALSE, Branch, Declaration, Step
 from symbolic.relations import Relation, divides, either, eq, le, ne
+from symbolic.store import rounded
 
 Key = tuple[Any, ...]
 Equal = tuple[Dim, int | None]  # a multiplier and the step that says what is zero; None: nothing
@@ -296,11 +297,12 @@ class Recorder:
         lo = store.bounds(dim)[0]
         if (lo is not None and lo >= 0) or store._shifted_nonneg(dim):
             return self.add("ranges", claim, self._ranges(dim))
+        plain, g = rounded(dim), content(dim, with_constant=False)
         for index in store.relevant(dim.symbols, 8) if store._use_facts else ():
-            rest = dim - store.fact(index)
+            rest = plain - store.fact(index)
             lo = store.bounds(rest)[0]
             if lo is not None and lo >= 0:
-                return self.sums(claim, [(1, (self.fact(index),)), (1, (self.nonneg(rest),))])
+                return self.sums(claim, [(g, (self.fact(index),)), (g, (self.nonneg(rest),))])
         worst = store._remainders_at_most(dim)
         if worst is None:
             raise Gap(f"{dim} >= 0")
@@ -612,7 +614,7 @@ class Recorder:
     def propagated(self, index: int, p: Expr, name: str, c: int, top: int, limit: int) -> None:
         """A bound from an inequality and the ranges of its other symbols."""
         rest = top - (p - c * symbol(name))
-        nonneg: list[tuple[int, tuple[int, ...]]] = [(1, (self.fact(index),))]
+        nonneg: list[tuple[int, tuple[int, ...]]] = [(1, (self.get("plain", index, p),))]
         if isinstance(rest, Expr):
             nonneg.append((1, (self.add("ranges", le(0, rest), self._ranges(rest)),)))
         self._bound(name, c, limit, nonneg)

@@ -23,6 +23,7 @@ from symbolic.expr import (
     Expr,
     Mono,
     atom_expr,
+    content,
     make,
     symbols_of,
 )
@@ -358,8 +359,9 @@ class Store:
         return None
 
     def _nonneg_by_fact(self, dim: Expr) -> bool:
-        """``dim`` is one known inequality plus something that ranges make non-negative."""
+        """``dim``, without its common factor, is one known inequality plus something that ranges make non-negative."""
         self.steps += 1
+        dim = rounded(dim)
         for index in self.relevant(dim.symbols, 8):
             rest = dim - self.fact(index)
             lo = self.bounds(rest)[0]
@@ -407,6 +409,14 @@ class Store:
                 term = term * f
             total = total + term
         return total
+
+
+def rounded(dim: Expr) -> Expr:
+    """An expression that is not negative exactly where ``dim`` is not: without common factors, the constant rounded down."""
+    g = content(dim, with_constant=False)
+    reduced = dim if g == 1 else make({m: c // g for m, c in dim.terms.items() if c // g})
+    assert isinstance(reduced, Expr)
+    return reduced
 
 
 def _without(dim: Expr, atom: Atom) -> Dim:
