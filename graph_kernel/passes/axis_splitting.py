@@ -245,11 +245,11 @@ def _split_at_definition(plan: _Plan, value: Value) -> bool:
 
 
 def _needed_split(region: Region, plan: _Plan, value: Value) -> bool:
-    return any(plan.nodes[user] and user.op != "reshape" for user in region.users.get(value, ()))
+    return any(plan.nodes.get(user, False) and user.op != "reshape" for user in region.users.get(value, ()))
 
 
 def _needed_whole(region: Region, plan: _Plan, value: Value) -> bool:
-    return value in region.outputs or any(not plan.nodes[user] for user in region.users.get(value, ()))
+    return value in region.outputs or any(not plan.nodes.get(user, True) for user in region.users.get(value, ()))
 
 
 def _apply(region: Region, plan: _Plan) -> None:

@@ -40,6 +40,9 @@ class Region:
             while out.name in self._names:
                 out.name = self.graph.new_value((), out.dtype).name
             self._names.add(out.name)
+        for value in dict.fromkeys(inputs):  # a later edit of this sweep must see that its operands are read
+            self.users.setdefault(value, []).append(node)
+        self.touched.add(node)
         if before is not None:
             self._before.setdefault(before, []).append(node)
         else:

@@ -207,7 +207,8 @@ def _join(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> tup
 
 def _index(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> tuple[str, Operation, tuple[int, ...]]:
     i = pick()
-    rank = len(values[i].shape)
+    shape = values[i].shape
+    rank = len(shape)
     axis = rng.randrange(max(rank, 1))
     form = rng.choice(["mask", "take", "position", "cumsum", "gather"])
     if form == "mask":

@@ -101,7 +101,7 @@ def test_row_2_size_zero():
 def test_row_2_reductions_of_nothing(op, empty):
     words = Words(
         model(
-            f"f (float[b, n] x) => (float[b] y, float z) {{ a = Constant<value = int64[1] {{1}}>() y = {op}<keepdims=0>(x, a) z = {op}<keepdims=0>(x) }}"
+            f"f (float[b, n] x) => (float[b] y, float z) {{ a = Constant<value = int64[1] {{1}}>() y = {op}<keepdims=0>(x, a) z = {op}<keepdims=0>(x) }}"  # noqa: E501
         )
     )
     want = getattr(np, {"ReduceMax": "max", "ReduceMin": "min", "ReduceSum": "sum", "ReduceProd": "prod"}[op])
@@ -334,7 +334,7 @@ def test_row_11_transposed_then_reshaped(shape, perm, target):
 def test_row_16_baked_reshape(dims, target, good, bad):
     n = target.count(",") + 1
     m = model(
-        f"f (float[{dims}] x) => (float[{', '.join('rst'[:n])}] y) {{ s = Constant<value = int64[{n}] {target}>() u = Sin(x) y = Reshape(u, s) }}"
+        f"f (float[{dims}] x) => (float[{', '.join('rst'[:n])}] y) {{ s = Constant<value = int64[{n}] {target}>() u = Sin(x) y = Reshape(u, s) }}"  # noqa: E501
     )
     m.graph.node[-1].name = "flatten_heads"
     words = Words(m)

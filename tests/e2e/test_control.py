@@ -37,20 +37,51 @@ def scans(x):
 
 CASES = [
     Case("cond", lambda x: lax.cond(jnp.sum(x) > 0, lambda: x + 1, lambda: x * 2), [X], LAUNCHES),
-    Case("cond with operands", lambda x, p: lax.cond(p, lambda a: (a, a * 2), lambda a: (a * 3, a), x), [X, spec("", np.bool_)], [((3, 5), True), ((3, 5), False)]),
-    Case("switch", lambda x, i: lax.switch(i, [lambda a: a, lambda a: a + 1, lambda a: a * a], x), [X, spec("", np.int32)], [((3, 5), np.int32(i)) for i in (-1, 0, 1, 2, 7)]),
-    Case("while", lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 1.5), (0, x)), [X], LAUNCHES),
+    Case(
+        "cond with operands",
+        lambda x, p: lax.cond(p, lambda a: (a, a * 2), lambda a: (a * 3, a), x),
+        [X, spec("", np.bool_)],
+        [((3, 5), True), ((3, 5), False)],
+    ),
+    Case(
+        "switch",
+        lambda x, i: lax.switch(i, [lambda a: a, lambda a: a + 1, lambda a: a * a], x),
+        [X, spec("", np.int32)],
+        [((3, 5), np.int32(i)) for i in (-1, 0, 1, 2, 7)],
+    ),
+    Case(
+        "while", lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 1.5), (0, x)), [X], LAUNCHES
+    ),
     Case("while on data", lambda x: lax.while_loop(lambda y: jnp.sum(y * y) > 1, lambda y: y * 0.5, x), [X], LAUNCHES),
-    Case("while swap", lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[2], s[1]), (0, x, x + 1)), [X], LAUNCHES),
+    Case(
+        "while swap",
+        lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[2], s[1]), (0, x, x + 1)),
+        [X],
+        LAUNCHES,
+    ),
     Case("fori over a size", lambda x: lax.fori_loop(0, x.shape[0], lambda i, a: a + i, x), [X1], POSITIVE),
-    Case("scan", rnn, [spec("a, 6", a=(0, 300)), spec("6, 6")], [((3, 6), (6, 6)), ((1, 6), (6, 6)), ((0, 6), (6, 6))], tolerance=1e-5),
+    Case(
+        "scan",
+        rnn,
+        [spec("a, 6", a=(0, 300)), spec("6, 6")],
+        [((3, 6), (6, 6)), ((1, 6), (6, 6)), ((0, 6), (6, 6))],
+        tolerance=1e-5,
+    ),
     Case("scans", scans, [X1], POSITIVE, tolerance=1e-5),
-    Case("scan without inputs", lambda x: lax.scan(lambda c, _: (c * 0.5, jnp.sum(c)), x, None, length=3), [X], LAUNCHES, tolerance=1e-5),
+    Case(
+        "scan without inputs",
+        lambda x: lax.scan(lambda c, _: (c * 0.5, jnp.sum(c)), x, None, length=3),
+        [X],
+        LAUNCHES,
+        tolerance=1e-5,
+    ),
     Case("nested", nested, [X], LAUNCHES),
     Case("map", lambda x: lax.map(lambda r: r * jnp.sum(r), x), [X1], POSITIVE, tolerance=1e-5),
-    Case("cond of the same value", lambda x: lax.cond(jnp.sum(x) > 0, lambda: (x, x), lambda: (x + 1, x)), [X], LAUNCHES),
+    Case(
+        "cond of the same value", lambda x: lax.cond(jnp.sum(x) > 0, lambda: (x, x), lambda: (x + 1, x)), [X], LAUNCHES
+    ),
     Case("cond then kernel", lambda x: jnp.sin(lax.cond(jnp.sum(x) > 0, lambda: x + 1, lambda: -x)).T, [X], LAUNCHES),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))

@@ -28,18 +28,31 @@ CASES = [
     case("a constant", lambda x: (jnp.asarray(TABLE), x * 2)),
     case("a constant twice, transposed", lambda x: (jnp.asarray(TABLE), jnp.asarray(TABLE), jnp.asarray(TABLE).T)),
     case("a number", lambda x: (3.0 * jnp.ones(()), jnp.float32(2), x)),
-    case("a size", lambda x: (jnp.asarray(x.shape[0]), jnp.asarray(x.shape[0] * x.shape[1] + 1), x.size + 0 * jnp.sum(x))),
-    case("nothing read", lambda x: (jnp.zeros(x.shape), jnp.arange(x.shape[0]), jnp.ones((2, 3)), jnp.full((x.shape[1], 2), 7))),
+    case(
+        "a size", lambda x: (jnp.asarray(x.shape[0]), jnp.asarray(x.shape[0] * x.shape[1] + 1), x.size + 0 * jnp.sum(x))
+    ),
+    case(
+        "nothing read",
+        lambda x: (jnp.zeros(x.shape), jnp.arange(x.shape[0]), jnp.ones((2, 3)), jnp.full((x.shape[1], 2), 7)),
+    ),
     case("static empty", lambda x: (jnp.zeros((0, 3)), x[:, :0], jnp.concatenate([x[:, :0], x], 1))),
     case("sum of an empty", lambda x: (jnp.sum(x[:, :0], 1), jnp.sum(x[:0] * 2), jnp.prod(x[:, :0], 1))),
     case("a tree", lambda x: {"y": [x + 1, (x * 2,)], "z": None, "w": {"v": jnp.sum(x)}}),
     case("an unused input", lambda x, y: x + 1, specs=(A, B), launches=[((3, 5), (5, 3)), ((1, 1), (1, 1))]),
     case("all unused", lambda x, y: jnp.ones(3), specs=(A, B), launches=[((3, 5), (5, 3))]),
-    case("intermediate and final", lambda x: (lambda y: (y, jnp.sum(y, 1), y / (1 + jnp.sum(y * y, 1, keepdims=True))))(jnp.sin(x))),
-    case("slices of one value", lambda x: (lambda y: (y[:1], y[1:], y[::-1]))(jnp.sin(x)), specs=(spec("4, b", b=(0, 300)),), launches=[((4, 5),), ((4, 1),), ((4, 0),)]),
+    case(
+        "intermediate and final",
+        lambda x: (lambda y: (y, jnp.sum(y, 1), y / (1 + jnp.sum(y * y, 1, keepdims=True))))(jnp.sin(x)),
+    ),
+    case(
+        "slices of one value",
+        lambda x: (lambda y: (y[:1], y[1:], y[::-1]))(jnp.sin(x)),
+        specs=(spec("4, b", b=(0, 300)),),
+        launches=[((4, 5),), ((4, 1),), ((4, 0),)],
+    ),
     case("scalars in and out", lambda s: (s, s + 1, s * s, s[None]), specs=(spec(""),), launches=[((),)]),
     case("a vector of one", lambda s: (s, s[0], s.sum(), s + 1), specs=(spec("1"),), launches=[((1,),)]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("item", CASES, ids=lambda c: c.name.replace(" ", "-"))
