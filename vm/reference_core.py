@@ -165,7 +165,8 @@ class Pipes:
         return [event for event, back in task.ready.waits if not (back and task.first)]
 
     def _ready(self, task: Task) -> bool:
-        return all(self.events.get(event) for event in self._waits(task))
+        waits = self._waits(task)
+        return all(len(self.events.get(event, ())) >= waits.count(event) for event in waits)
 
     def _execute(self, task: Task) -> None:
         pipe = task.ready.pipe
@@ -199,7 +200,8 @@ class Pipes:
         for queue in self.queues.values():
             if queue:
                 task = queue[0]
-                event = next(e for e in self._waits(task) if not self.events.get(e))
+                waits = self._waits(task)
+                event = next(e for e in waits if len(self.events.get(e, ())) < waits.count(e))
                 what = f"{task.ready.insn.name} waits for event {event[2]} from {event[0].name} to {event[1].name}, which nothing sets"
                 return Placed(task, Fault("deadlock", what))
         raise AssertionError("no pipe is stuck")

@@ -215,6 +215,7 @@ class BoundCheck:
         self.sizes: list[tuple[int, int, int]] = []  # access, word of a loop (-1), size: of every tile dim
         self.loops: list[tuple[int, int, int]] = []  # word, nest, kernel
         self.nests: list[int] = []
+        self.stores: list[int] = []  # accesses
         base = 0
         for number, step in enumerate(steps):
             kernel = kernels[step.template]
@@ -243,6 +244,8 @@ class BoundCheck:
         address = op.fields["address"]
         assert isinstance(address, Address)
         tile = kernel.tiles[op.fixed("dst" if op.insn.name == "load" else "x")]
+        if op.insn.name == "store":
+            self.stores.append(len(self.accesses))
         places = [(extents[axis], 0) if axis != isa.NO_AXIS else (-1, size) for size, axis in tile.dims]
         offset = base + op.at + next(f.word for f in op.insn.fields if f.name == "offset")
         if not op.tail:
@@ -291,6 +294,8 @@ class BoundCheck:
             bad = self._outside(words, bound)
             for i in bad.tolist():
                 self._exact(i, bound)
+            for i in self.stores:
+                self._once(i, words)
 
     def _check_loops(self, words: np.ndarray) -> None:
         first, extent = words[self._loop_word + 1], words[self._loop_word + 2] & np.uint64((1 << 40) - 1)
@@ -341,6 +346,34 @@ class BoundCheck:
         elements = np.array([bound.regs[r] for r in self._elements.tolist()], np.float64)
         return np.flatnonzero(((least < 0) | (most >= elements)) & ~nothing)
 
+    def _once(self, i: int, words: np.ndarray) -> None:
+        """A store writes no element twice: taken from the smallest step up, every dim steps over all that the dims before it reach."""
+        begin = self._group[self._first[i]]
+        end = self._group[self._first[i + 1]] if i + 1 < len(self._first) else len(self.terms)
+        shared: dict[int, list[tuple[int, int, int, int]]] = {}
+        stride, sizes = 0, {d: self._size_of(words, *place) for d, place in enumerate(self._dims(i))}
+        for word, _, _, _, gather, dim in reversed(self.terms[begin:end]):
+            if word < 0 or gather or dim == isa.NO_DIM:
+                continue
+            field = {name: isa.get(words, word, _TERM[name]) for name in ("step", "div", "mod", "stride", "chain")}
+            stride = stride if field["chain"] else field["stride"]
+            use = (field["step"] * stride, max(field["div"], 1), field["mod"], sizes[dim])
+            shared.setdefault(dim, []).append(use)
+        if 0 in sizes.values():
+            return
+        steps = sorted(_step_and_span(shared.get(d, []), n) for d, n in sizes.items() if n > 1)
+        reached = 0
+        for step, span in steps:
+            if step <= reached:
+                raise ProgramError(f"kernel {self._kernel[i]}, word {self._at[i]}: a store may write an element twice")
+            reached += span
+
+    def _dims(self, i: int) -> list[tuple[int, int]]:
+        return [(loop, size) for access, loop, size in self.sizes if access == i]
+
+    def _size_of(self, words: np.ndarray, loop: int, size: int) -> int:
+        return isa.get(words, loop, _EXTENT) if loop >= 0 else size
+
     def _exact(self, i: int, bound: BoundProgram) -> None:
         """The access again: where several terms share a dim, its indices are enumerated instead of adding the terms' ranges."""
         words = bound.words
@@ -388,6 +421,25 @@ _EXTENT = next(f for f in isa.TABLE["loop"].fields if f.name == "extent")
 _ENUMERATED = 1 << 24  # indices of one dim; beyond that a range must do
 
 
+def _step_and_span(uses: list[tuple[int, int, int, int]], n: int) -> tuple[int, int]:
+    """The least distance of the positions of a dim's indices (0: two share one) and the distance of the outermost ones."""
+    if len(uses) == 1 and uses[0][1] == 1 and not 0 < uses[0][2] < n:
+        return abs(uses[0][0]), abs(uses[0][0]) * (n - 1)
+    if not uses or n > _ENUMERATED or any(abs(c) * n >= 1 << 60 for c, _, _, _ in uses):
+        return 0, 0
+    places = np.sort(_positions(uses, n))
+    return int(np.diff(places).min()), int(places[-1] - places[0])
+
+
+def _positions(uses: list[tuple[int, int, int, int]], n: int) -> np.ndarray:
+    i = np.arange(n, dtype=np.int64)
+    total = np.zeros_like(i)
+    for c, div, mod, _ in uses:
+        part = i // div
+        total += c * (part % mod if mod else part)
+    return total
+
+
 def _top(div: int, mod: int, size: int) -> int:
     """The largest value of (i // div) % mod for i below ``size``."""
     top = max(size - 1, 0) // div
@@ -401,11 +453,7 @@ def _reach(uses: list[tuple[int, int, int, int]]) -> tuple[int, int]:
     if len(uses) == 1 or size > _ENUMERATED or large:
         reach = [c * _top(div, mod, size) for c, div, mod, _ in uses]
         return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
-    i = np.arange(max(size, 1), dtype=np.int64)
-    total = np.zeros_like(i)
-    for c, div, mod, _ in uses:
-        part = i // div
-        total += c * (part % mod if mod else part)
+    total = _positions(uses, max(size, 1))
     return int(total.min()), int(total.max())
 
 

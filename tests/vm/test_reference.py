@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from jax import lax
 
+import configs
 import dvm
+from dvm import models, pipeline
 from tests.e2e import harness
 from tests.e2e.random_functions import random_recipe, sizes_of
+from tests.models import harness as layers
 from tests.vm import reference_mutants as mutants
 from vm import reference, verifier
 from vm.binder import Binder
@@ -145,3 +148,23 @@ def test_random_programs(seed: int) -> None:
         want = recipe.run(np, [a.astype(np.float64) for a in arrays])
         for i, (a, b) in enumerate(zip(run(program, arrays), want, strict=True)):
             harness.check(a, np.asarray(b).astype(np.float32), 1e-4, f"seed {seed} result {i}\n{recipe}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in ("bert-base", "mmoe", "qwen2.5-0.5b") else pytest.param(n, marks=pytest.mark.slow)
+        for n in configs.model_names()
+    ],
+)
+def test_layers_of_models(name: str) -> None:
+    config = models.scaled(models.load_config(name))
+    specs = (models.param_specs(config, dtype=jnp.float32), *layers.specs(config, jnp.float32))
+    program = pipeline.from_function(models.block(config), specs, {}).compile(tier="reference", start=False)
+    verifier.verify(program.program)
+    params = models.init_params(config, seed=0)
+    for sizes in ({"b": 1, "s": 1, "p": 0}, {"b": 2, "s": 5, "p": 3}):
+        arrays = layers.inputs(config, sizes, jnp.float32)
+        got = jax.tree_util.tree_leaves(program(params, *arrays))
+        for a, b in zip(got, jax.tree_util.tree_leaves(jax.jit(models.block(config))(params, *arrays)), strict=True):
+            harness.check(a, np.asarray(b), 2e-5, name)
