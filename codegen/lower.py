@@ -476,9 +476,13 @@ class Lowering:
             if value.shape[d] != 1:
                 for q in value_parts(self.layout, value, Part(d, 1), self.scope):
                     parts.append(IndexPart(q.dim, q.coefficient * stride, q.div, q.mod))
+        parts = collapse(parts, self.scope)
+        whole = [q.dim for q in parts if q.div == 1]
+        if any(q.dim not in whole for q in parts):  # cores would store the same element, and compute it as often
+            raise Refusal("a result has fewer elements than the loops that compute it")
         tail = [
             {**TERM, "dim": tile.dims.index(q.dim), "step": q.coefficient, "div": q.div, "mod": q.mod, "stride": 1}
-            for q in collapse(parts, self.scope)
+            for q in parts
         ]
         self.emit(depth, "store", {"x": tile, "address": value, "offset": 0}, tail)
 

@@ -361,7 +361,7 @@ class BoundCheck:
             shared.setdefault(dim, []).append(use)
         if 0 in sizes.values():
             return
-        steps = sorted(_step_and_span(shared.get(d, []), n) for d, n in sizes.items() if n > 1)
+        steps = sorted(digit for d, n in sizes.items() if n > 1 for digit in _digits(shared.get(d, []), n))
         reached = 0
         for step, span in steps:
             if step <= reached:
@@ -421,14 +421,17 @@ _EXTENT = next(f for f in isa.TABLE["loop"].fields if f.name == "extent")
 _ENUMERATED = 1 << 24  # indices of one dim; beyond that a range must do
 
 
-def _step_and_span(uses: list[tuple[int, int, int, int]], n: int) -> tuple[int, int]:
-    """The least distance of the positions of a dim's indices (0: two share one) and the distance of the outermost ones."""
-    if len(uses) == 1 and uses[0][1] == 1 and not 0 < uses[0][2] < n:
-        return abs(uses[0][0]), abs(uses[0][0]) * (n - 1)
-    if not uses or n > _ENUMERATED or any(abs(c) * n >= 1 << 60 for c, _, _, _ in uses):
-        return 0, 0
-    places = np.sort(_positions(uses, n))
-    return int(np.diff(places).min()), int(places[-1] - places[0])
+def _digits(uses: list[tuple[int, int, int, int]], n: int) -> list[tuple[int, int]]:
+    """The terms (coefficient, div, mod, size) of a dim as digits of its index: (step, span) each. A step of 0 if two indices below ``n``
+    have the same digits."""
+    out: list[tuple[int, int]] = []
+    weight = 1
+    for c, div, mod, _ in sorted(uses, key=lambda use: use[1]):
+        if div != weight or not weight:
+            return [(0, 0)]
+        out.append((abs(c), abs(c) * _top(div, mod, n)))
+        weight = div * mod
+    return out if not weight or weight >= n else [(0, 0)]
 
 
 def _positions(uses: list[tuple[int, int, int, int]], n: int) -> np.ndarray:
