@@ -358,7 +358,8 @@ def test_row_17_dims_of_results():
         => (float[a] u, float[b, 32] v, float[c, 2] w, float[d, 3] t) {
         five = Constant<value = float[5] {1, 2, 3, 4, 5}>()  u = Concat<axis = 0>(five, x)
         s = Constant<value = int64[2] {-1, 32}>()  v = Reshape(y, s)  w = Concat<axis = 0>(p, q)
-        one = Constant<value = int64[1] {0}>()  big = Constant<value = int64[1] {9223372036854775807}>()  two = Constant<value = int64[1] {2}>()
+        one = Constant<value = int64[1] {0}>()  big = Constant<value = int64[1] {9223372036854775807}>()
+        two = Constant<value = int64[1] {2}>()
         half = Slice(z, one, big, one, two)  t = Concat<axis = 0>(half, half) }""")
     words = Words(m)
     texts = [" ".join(map(str, o.text)) for o in words.program.outputs]
@@ -389,7 +390,8 @@ def test_row_17_dims_of_results():
 def test_row_18_shape_chains_vanish(tail, want):
     rank = 3 if "two)" in tail else 2
     m = model(f"""f (float[b, s, 6] x) => (float[{", ".join("ijk"[:rank])}] y) {{
-        h = Shape(x)  zero = Constant<value = int64[1] {{0}}>()  one = Constant<value = int64[1] {{1}}>()  two = Constant<value = int64[1] {{2}}>()
+        h = Shape(x)  zero = Constant<value = int64[1] {{0}}>()  one = Constant<value = int64[1] {{1}}>()
+        two = Constant<value = int64[1] {{2}}>()
         minus = Constant<value = int64[1] {{-1}}>()  bs = Gather(h, zero)  ss = Gather(h, one)  cs = Gather(h, two)
         {tail}  r = Reshape(x, f)  y = Exp(r) }}""")
     words = Words(m)
