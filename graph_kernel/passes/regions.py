@@ -40,10 +40,10 @@ class Region:
             while out.name in self._names:
                 out.name = self.graph.new_value((), out.dtype).name
             self._names.add(out.name)
-        for value in dict.fromkeys(inputs):  # a later edit of this sweep must see that its operands are read
-            self.users.setdefault(value, []).append(node)
-        self.touched.add(node)
         if before is not None:
+            for value in dict.fromkeys(inputs):  # a later edit of this sweep must see that its operands are read
+                self.users.setdefault(value, []).append(node)
+            self.touched.add(node)
             self._before.setdefault(before, []).append(node)
         else:
             self._after.setdefault(inputs[0].producer if inputs else None, []).append(node)

@@ -209,7 +209,9 @@ def _index(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> tu
     i = pick()
     shape = values[i].shape
     rank = len(shape)
-    axis = rng.randrange(max(rank, 1))
+    if not rank:
+        raise ValueError("nothing to index")
+    axis = rng.randrange(rank)
     form = rng.choice(["mask", "take", "position", "cumsum", "gather"])
     if form == "mask":
         return (
@@ -218,14 +220,14 @@ def _index(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> tu
             (i,),
         )
     if form == "take":
-        rows = np.array(rng.sample([0, 1, 0, 1], 3)) % (min(_least(shape[axis]), 2) if rank else 1)
+        rows = np.array(rng.sample([0, 1, 0, 1], 3)) % (min(_least(shape[axis]), 2))
         return f"take{axis}", lambda xp, x: xp.take(x, rows, axis=axis), (i,)
     if form == "position":
         return "position", lambda xp, x: x + xp.arange(x.shape[-1]) * 0.5, (i,)
     if form == "gather":
         j = pick()
 
-        n = min(_least(shape[0]), 2) if rank else 1
+        n = min(_least(shape[0]), 2)
 
         def gather(xp: Any, x: Any, y: Any) -> Any:
             return xp.take(x, xp.arange(y.shape[-1]) % n, axis=0)
