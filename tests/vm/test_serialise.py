@@ -377,7 +377,7 @@ def test_validate_refuses() -> None:
     _refused("no step", steps=(None,))
     _refused("outputs \\[0\\]", buffers=(*b[:3], replace(b[3], output=None), *b[4:]))
     _refused("two buffers", buffers=(*b, b[3]))
-    _refused("no space", buffers=(*b, replace(b[2], space=4)))
+    _refused("no space", buffers=(*b, replace(b[2], space=8)))
     _refused("no offset", buffers=(*b, replace(b[2], offset=None)))
     _refused("no input", buffers=(*b, replace(b[0], input=None)))
     _refused("input 'x' is float32", buffers=(*b, replace(b[0], dtype="int32")))
