@@ -107,6 +107,7 @@ class Knowledge(Store):
 
     def learn_zero(self, p: Dim, text: str) -> None:
         """``p == 0``, p over roots: eliminates a symbol where it can, else adds a rewrite rule."""
+        self.steps += 4
         while isinstance(p, Expr):
             reduced = without_content(p)
             if reduced is None:
@@ -151,13 +152,18 @@ class Knowledge(Store):
         if hi is not None:
             self.log.nonneg_norm(hi - value)
             self.learn_nonneg(self.norm(hi - value), f"{self._shown(name)} <= {hi} and {text}")
+        # All rules about the name go before one of them is learned again: none may bring the name back.
+        dropped = []
         for mono in self.rules_with(name):
-            if mono not in self.products:
-                continue  # what was learned from another rule has replaced this one
             rule = make({mono: 1}) - self.products.pop(mono)
-            self.changed()
             self.log.rule_dropped(mono, rule)
-            self.learn_zero(self.norm(rule), self.rules.pop(mono))
+            dropped.append((rule, self.rules.pop(mono)))
+        if dropped:
+            self.changed()
+        for rule, origin in dropped:
+            if rule != 0:
+                self.log.zero_norm(rule)
+                self.learn_zero(self.norm(rule), origin)
         if self.alternatives_of.get(name):
             for other in self._roots(symbol(name)):
                 fresh = [i for i in self.alternatives_of[name] if i not in self.alternatives_of.get(other, ())]

@@ -513,7 +513,6 @@ class Recorder:
     def rule_dropped(self, mono: Mono, rule: Dim) -> None:
         """A rule is to be learned again after an elimination."""
         self.table["zero", rule] = self.sums(eq(0, rule), equal=[(-1, self.get("rule", mono))])
-        self.zero_norm(rule)
 
     def equal_from_zero(self, atom: Expr, value: Dim, p: Expr, c: int) -> None:
         """``atom == value`` because ``p == 0``."""

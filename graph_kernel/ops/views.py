@@ -19,7 +19,7 @@ from graph_kernel.ops.base import (
     shape_text,
     static_shape,
 )
-from symbolic import Dim, Relation, Scope, ceildiv, either, eq, ge, le, product, smax
+from symbolic import Dim, Relation, Scope, ceildiv, either, eq, ge, le, product, smax, ssum
 
 
 def _infer_broadcast(scope: Scope, inputs: tuple[Value, ...], attrs: Attrs, origin: Origin) -> list[Type]:
@@ -263,11 +263,9 @@ def _infer_concat(scope: Scope, inputs: tuple[Value, ...], attrs: Attrs, origin:
         if other.rank != first.rank or other.dtype != first.dtype:
             raise fail(origin, f"cannot concatenate {first!r} and {other!r}")
         for a in range(first.rank):
-            if a == axis:
-                shape[a] = shape[a] + other.shape[a]
-            else:
+            if a != axis:
                 shape[a] = same_dim(scope, shape[a], other.shape[a], origin, f"axis {a} of the operands of concat")
-    shape[axis] = scope.simplify(shape[axis])
+    shape[axis] = scope.simplify(ssum(v.shape[axis] for v in inputs))
     return [(tuple(shape), first.dtype)]
 
 
