@@ -397,10 +397,7 @@ class ProgramBuilder:
             bound[value] = self.buffer(value, PINNED if fixed else INPUT, input=k)
         outputs = list(graph.outputs)
         steps = self.emit(graph, bound, [None] * len(outputs))
-        checks = tuple(
-            Check(lower_relation(c.rel, self.code, self.env), c.message or f"{c.rel} does not hold", c.origin)
-            for c in self.scope.checks
-        )
+        checks = tuple(Check(lower_relation(c.rel, self.code, self.env), c.text, c.origin) for c in self.scope.checks)
         inputs = tuple(self.spec(v) for v in graph.inputs)
         outs = tuple(self.spec(v) for v in outputs)
         solve_code, solved = self._solve_code()

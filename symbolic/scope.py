@@ -63,6 +63,13 @@ class LaunchCheck:
     origin: str
     message: str = ""
 
+    @property
+    def text(self) -> str:
+        """What a failure says: the message, and the relation where the message does not have it."""
+        if not self.message:
+            return f"{self.rel} must hold"
+        return self.message if str(self.rel) in self.message else f"{self.message}: {self.rel} must hold"
+
     def __str__(self) -> str:
         return f"{self.rel}" + (f"  ({self.origin})" if self.origin else "")
 

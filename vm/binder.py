@@ -201,7 +201,7 @@ class Binder:
             raise self._size_error(symbols, sizes, dims)
         for i, reg in enumerate(self._check_regs):
             if not regs[reg]:
-                raise self._check_error(i, symbols)
+                raise self._check_error(i, symbols, sizes)
         numbers, inexact = _int64(regs)
         arenas = {key: regs[reg] for key, reg in self._arenas}
         for (space, size), rows in arenas.items():
@@ -272,11 +272,17 @@ class Binder:
         where = f" with {', '.join(values)}" if values else ""
         return ShapeError(f"input {name!r} axis {axis} is {sizes[i]}, but {text} is {dims[i]}{where}{_because(given)}")
 
-    def _check_error(self, i: int, symbols: tuple[int, ...]) -> ShapeError:
+    def _check_error(self, i: int, symbols: tuple[int, ...], sizes: tuple[int, ...] | None) -> ShapeError:
+        """The check's own words, the op that needs it, and the sizes that it was computed from."""
         check = self.program.checks[i]
         values = {s.name: value for s, value in zip(self.program.symbols, symbols, strict=True)}
         text = _PLACEHOLDER.sub(lambda m: str(values.get(m[1], m[0])), check.message)
-        return ShapeError(text + _origin(check.origin))
+        used = _dependencies(self.program.code, check.reg)
+        if sizes is None:
+            given = [f"{self.program.symbols[k].name} = {symbols[k]}" for k in used]
+        else:
+            given = [f"{self._axis(j)} is {sizes[j]}" for j in sorted({j for k in used for j in self._sources(k)})]
+        return ShapeError(text + _origin(check.origin) + _because(given))
 
     # -- buffers --------------------------------------------------------------------------------------------------------------
 

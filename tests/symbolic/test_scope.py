@@ -237,6 +237,7 @@ def test_require(scope):
     scope.require(eq(2 * a, 2 * b), "implied")
     assert [str(x) for x in scope.checks] == ["a == b  (add at line 3)"]
     assert scope.checks[0].message == "both operands of add must have the same size"
+    assert scope.checks[0].text == "both operands of add must have the same size: a == b must hold"
     assert scope.equal(a, b)
     with pytest.raises(CompileError, match="line 9"):
         scope.require(eq(a, b + 1), "sub at line 9")

@@ -111,7 +111,7 @@ def test_shape_errors() -> None:
             "dimension 'n' is 1002, but it must be at least 0, at most 1000 (dvm.spec): input 'x' axis 0 (n) is 1002",
         ),
         (arrays(3), "dimension 'n' is 3, but it must be a multiple of 2 (dvm.spec): input 'x' axis 0 (n) is 3"),
-        (arrays(602), "n = 602 is above 600 (layer_norm at model.py:3)"),
+        (arrays(602), "n = 602 is above 600 (layer_norm at model.py:3): input 'x' axis 0 (n) is 602"),
         ([np.zeros((4, 5), np.float32), np.zeros(4, np.float32)], "input 'x' axis 1 is 5, but it must be 4"),
     ):
         with pytest.raises(ShapeError) as caught:
@@ -176,7 +176,7 @@ def test_check_messages_are_no_format_strings() -> None:
     binder = Binder(dataclasses.replace(sample(), checks=(pg.Check(2, text),)))
     with pytest.raises(ShapeError) as caught:
         binder.bind((0,))
-    assert str(caught.value) == "{n.__class__} {0} {n:>1000000} {} {m} 0"
+    assert str(caught.value) == "{n.__class__} {0} {n:>1000000} {} {m} 0: n = 0"
 
 
 def test_bind_by_name() -> None:
