@@ -264,6 +264,7 @@ class ProgramBuilder:
                     f"{'reduce' if x.stage else 'parallel'} {x.extent} in tiles of {x.tile}" for x in group.layout.loops
                 ],
                 "local_bytes": used,
+                "facts": group.facts,
             }
         )
         return step

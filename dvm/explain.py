@@ -2,7 +2,7 @@
 
 The data is ``Program.debug``, which the compiler fills and a stripped file lacks::
 
-    kernels  [{"name", "ops": [..], "origin": [..]}]     fusion groups in launch order
+    kernels  [{"name", "ops": [..], "origin": [..], "facts": [..]}]  fusion groups in launch order, with what they rest on
     cuts     [{"from", "to", "value", "reason"}]         merges that fusion tried and refused
     merges   [{"from", "to", "value", "rule"}]           which rule made two one
     passes   [{"name", "before", "after", "notes"}]      those that changed something
@@ -35,6 +35,7 @@ class Kernel(NamedTuple):
     name: str
     ops: tuple[str, ...] = ()
     origin: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()  # relations between sizes that its loops rest on, each with why it holds
 
     def __str__(self) -> str:
         return f"{self.name}: {', '.join(self.ops)}" if self.ops else self.name
@@ -54,7 +55,9 @@ def kernels(program: Program) -> tuple[Kernel, ...]:
     listed = program.debug.get("kernels")
     if listed is not None:
         with readable():
-            return tuple(Kernel(str(k["name"]), _texts(k.get("ops")), _texts(k.get("origin"))) for k in listed)
+            return tuple(
+                Kernel(str(k["name"]), *(_texts(k.get(part)) for part in ("ops", "origin", "facts"))) for k in listed
+            )
     used = dict.fromkeys(step.template for step in kernel_steps(program.steps))
     return tuple(Kernel(program.templates[t].name or f"template{t}") for t in used)
 
@@ -134,7 +137,10 @@ class Explanation:
     def _to_dict(self) -> dict[str, Any]:
         debug = self._program.debug
         return {
-            "kernels": [{"name": k.name, "ops": list(k.ops), "origin": list(k.origin)} for k in kernels(self._program)],
+            "kernels": [
+                {"name": k.name, "ops": list(k.ops), "origin": list(k.origin), "facts": list(k.facts)}
+                for k in kernels(self._program)
+            ],
             "cuts": cuts(self._program) if debug else [],
             "refused": [_plain(c) for c in debug.get("cuts", ()) if not _on_host(c)],
             "merges": [_plain(m) for m in debug.get("merges", ())],
@@ -166,6 +172,8 @@ class Explanation:
             )
             for place in _short(kernel["origin"], 3):
                 lines.append(f"      from {place}")
+            for fact in _short(kernel["facts"], 6):
+                lines.append(f"      given {fact}")
         _section(lines, "cuts", _counted(map(_arrow, data["cuts"])), "none")
         _section(lines, "refused merges", _short(_counted(map(_arrow, data["refused"])), _MERGE_LIMIT))
         _section(lines, "merges", _short(_counted(map(_arrow, data["merges"])), _MERGE_LIMIT))

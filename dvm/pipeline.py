@@ -191,6 +191,9 @@ def _finish(graph: Graph, signature: Signature, constraints: Sequence[str], symb
 
     for value, name in zip(graph.inputs, signature.feeds, strict=True):
         value.name = name
+        for axis, dim in enumerate(value.shape):
+            for used in symbolic.symbols_of(dim):
+                graph.scope.introduced(used, f"input {name!r} axis {axis}")
     for text in constraints:
         relation = symbolic.parse_relation(text)
         unknown = [name for name in relation.symbols if name not in symbols]

@@ -50,6 +50,7 @@ class Knowledge(Store):
         self.alternatives: list[Alternatives] = []
         self.alternatives_of: JournalDict[str, tuple[int, ...]] = JournalDict(self.journal)
         self.rules: JournalDict[Mono, str] = JournalDict(self.journal)  # where each entry of ``products`` comes from
+        self.because: JournalDict[str, str] = JournalDict(self.journal)  # the fact that eliminated each symbol
         self.log: Any = Silent()  # or a ``record.Recorder``, which writes down why each thing is known
 
     @contextmanager
@@ -144,6 +145,7 @@ class Knowledge(Store):
         """The root ``name`` is ``value`` from now on; what was known about it becomes known about the value."""
         lo, hi = self.ranges[name]
         self.sub.define(name, value)
+        self.because[name] = text
         self.changed()
         self.log.bounds_moved(symbol(name), value, lo, hi, ("sub", name))
         if lo is not None:

@@ -128,12 +128,17 @@ class Prover:
         store = self.store
         d = store.norm(goal.dim)
         if goal.kind == ZERO:
-            return "both sides have the same normal form" if isinstance(d, int) and d == 0 else None
+            return self._same_form(goal) if isinstance(d, int) and d == 0 else None
         if goal.kind == NONNEG:
             return "it follows from the ranges" if store.nonneg(d) else None
         if goal.kind == NONZERO:
             return self._quick_nonzero(d)
         return self._quick_multiple(d, store.norm(goal.divisor))
+
+    def _same_form(self, goal: Goal) -> str:
+        names = goal.dim.symbols if isinstance(goal.dim, Expr) else ()
+        given = dict.fromkeys(self.store.because[n] for n in names if n in self.store.because)
+        return "both sides have the same normal form" + (f", given {' and '.join(list(given)[:4])}" if given else "")
 
     def _quick_nonzero(self, d: Dim) -> str | None:
         if isinstance(d, int):

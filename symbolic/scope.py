@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from symbolic import conflict, relations
@@ -74,6 +75,23 @@ class LaunchCheck:
         return f"{self.rel}" + (f"  ({self.origin})" if self.origin else "")
 
 
+class Used:
+    """The relations that were found to hold during a ``Scope.recording``, in order, once each."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self.relations: dict[Relation, None] = {}
+
+    def lines(self) -> list[str]:
+        """``relation: why it holds``, for those that are not true of all integers by arithmetic alone."""
+        found = []
+        for rel in self.relations:
+            why = self._scope._prover.quick(rel) or self._scope._prover.reason(rel)
+            if why is not None and why != "both sides have the same normal form":
+                found.append(f"{rel}: {why}")
+        return found
+
+
 class Scope:
     """Symbols, facts and launch checks of one compile. All answers follow from declarations and facts only."""
 
@@ -89,6 +107,7 @@ class Scope:
         self._answers: dict[Relation, Answer] = {}
         self._proved: dict[Relation, bool] = {}
         self._fresh = 0
+        self._recordings: list[Used] = []
 
     # --- symbols ------------------------------------------------------------------------------------------------------
 
@@ -124,6 +143,12 @@ class Scope:
         self._add(SymbolInfo(name, min, max, origin=origin, data_dependent=True))
         return symbol(name)
 
+    def introduced(self, name: str, origin: str) -> None:
+        """Says where a symbol comes from, if nothing has said so yet."""
+        info = self.symbols[name]
+        if not info.origin:
+            self.symbols[name] = replace(info, origin=origin)
+
     def _add(self, info: SymbolInfo) -> None:
         d, r = info.multiple_of, info.remainder
         lo = -((r - info.min) // d)  # the range of k in value == d*k + r
@@ -135,6 +160,7 @@ class Scope:
         if d > 1:
             hidden = self._store.hide(info.name, symbol(info.name) - r, lo, hi, d)
             self._store.sub.define(info.name, d * symbol(hidden) + r)
+            self._store.because[info.name] = f"{symbol(info.name)} % {d} == {r} (declared)"
         if lo == hi:
             self._store.sub.define(hidden if d > 1 else info.name, lo)
         self._changed()
@@ -214,7 +240,23 @@ class Scope:
         answer = self._answers.get(rel)
         if answer is None:
             answer = self._answers[rel] = self._prove(rel)
+        if self._recordings and answer.proved:
+            self._note(rel)
         return answer
+
+    @contextmanager
+    def recording(self) -> Iterator[Used]:
+        """Notes what is found to hold inside the block: the facts that a decision rests on."""
+        used = Used(self)
+        self._recordings.append(used)
+        try:
+            yield used
+        finally:
+            self._recordings.remove(used)
+
+    def _note(self, rel: Relation) -> None:
+        for used in self._recordings:
+            used.relations.setdefault(rel)
 
     def _prove(self, rel: Relation) -> Answer:
         self._declare_missing(rel)
@@ -309,15 +351,15 @@ class Scope:
         if rel.op == relations.EQ and rel.args[0] == rel.args[1]:
             return True
         answer = self._answers.get(rel)
-        if answer is not None:
-            return answer.proved
-        known = self._proved.get(rel)
+        known = self._proved.get(rel) if answer is None else answer.proved
         if known is None:
             self._declare_missing(rel)
             known = self._prover.quick(rel) is not None or (
                 not self._models.breaks(rel) and self._prover.reason(rel) is not None
             )
             self._proved[rel] = known
+        if known and self._recordings:
+            self._note(rel)
         return known
 
     def equal(self, a: Dim, b: Dim) -> bool:
@@ -329,6 +371,8 @@ class Scope:
         store = self._store
         left, right = store.norm(a), store.norm(b)
         if left == right:
+            if self._recordings:
+                self._note(eq(a, b))
             return True
         return not (isinstance(left, int) and isinstance(right, int)) and self.proves(eq(a, b))
 

@@ -9,7 +9,13 @@ import click
 
 from dvm.cli.common import guarded
 
-VERBS = {"compile": "compile_command", "run": "run_command", "inspect": "inspect_command", "dis": "dis_command"}
+VERBS = {
+    "compile": "compile_command",
+    "run": "run_command",
+    "inspect": "inspect_command",
+    "dis": "dis_command",
+    "explain": "explain_command",
+}
 
 
 class Verbs(click.Group):

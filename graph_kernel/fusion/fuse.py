@@ -67,6 +67,7 @@ class Group:
     axes: Axes | None = None
     layout: Layout | None = None
     parts: tuple[Group, ...] = ()  # the groups that were merged into this one
+    facts: list[str] = field(default_factory=list)  # relations between sizes that its loops rest on, each with why it holds
     code: Any = None  # what ``lower`` made of it
     shape: tuple[Any, ...] | None = None  # of every value, where nothing but elementwise nodes and scalars takes part
 
@@ -527,7 +528,9 @@ class Fuser:
         """Completes a group; one without a kernel form after all falls apart into what was merged last. (Its parts cannot form a cycle
         with other groups: whatever lay between them would have lain on a cycle through the group.)"""
         try:
-            self.complete(group)
+            with self.scope.recording() as used:
+                self.complete(group)
+            group.facts = used.lines()
         except Refusal as refusal:
             if not group.parts:
                 raise
