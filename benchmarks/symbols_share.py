@@ -88,7 +88,7 @@ def timed(share: Share) -> Iterator[None]:
 
     for name, method in originals.items():
         setattr(Scope, name, watch(method, "proving"))
-    jax.make_jaxpr = traced  # type: ignore[assignment]
+    jax.make_jaxpr = traced
     begun = time.perf_counter()
     try:
         yield

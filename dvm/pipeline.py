@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import os
 import re
 import time
@@ -137,6 +138,7 @@ def from_function(
     declared = dim_declarations.declared([aval.shape for aval in avals], dims)
     symbols = dim_declarations.symbol_names(dim for aval in avals for dim in aval.shape)
     if constraints and symbols:
+        declared = with_divisors(declared, constraints, symbols)
         avals, declared = constrained(avals, declared, constraints)
     flat_args, flat_kwargs = jax.tree_util.tree_unflatten(in_tree, avals)
     known: Any = declared  # every Dim in it has a name
@@ -216,6 +218,23 @@ def check_declared(graph: Graph) -> None:
     checked = {check.rel for check in scope.checks}
     declared = [fact for fact in scope.facts if fact.rel not in checked]
     scope.checks[:0] = [LaunchCheck(fact.rel, fact.origin, f"{fact.rel} is required") for fact in declared]
+
+
+def with_divisors(declared: Mapping[str, Dim], constraints: Sequence[str], symbols: Sequence[str]) -> dict[str, Dim]:
+    """``declared`` with what constraints such as ``h % 8 == 0`` say about one dim: JAX decides more where it is declared."""
+    import symbolic
+
+    found = dict(declared)
+    for text in constraints:
+        relation = symbolic.parse_relation(text)
+        if relation.op != "divides":
+            continue
+        divisor, dim = relation.args
+        name = dim.as_symbol if isinstance(dim, symbolic.Expr) else None
+        if name is not None and name in symbols and isinstance(divisor, int) and divisor > 1:
+            old = found.get(name, Dim(name))
+            found[name] = replace(old, multiple_of=math.lcm(old.multiple_of, divisor))
+    return {name: found[name] for name in sorted(found)}
 
 
 def constrained(

@@ -10,7 +10,7 @@ import click
 from dvm.cli.common import emit, json_option, open_program, program_options
 
 
-@click.command("explain", epilog="Example: dvm explain model.onnx --dim seq=1:8192 --constraint 'past + seq <= 4096'")
+@click.command("explain", epilog="Example: dvm explain softmax.dvm --prove 'batch + 1 <= 65'")
 @program_options
 @click.option(
     "--constraint",

@@ -51,10 +51,11 @@ def explain(err: Exception, plan: Plan) -> str | None:
     if isinstance(err, TypeError) and _NUMBER.search(text):
         return f"a symbolic dimension is used as a number{where}: jax.numpy.array(x.shape[0]) makes a tensor of it. ({text})"
     if isinstance(err, TypeError | ValueError) and mentioned and "shape" in text:
-        names = ", ".join(dict.fromkeys(str(v.dim) for v in mentioned))
+        dims = list(dict.fromkeys(str(v.dim) for v in mentioned))
+        fact = f', or declare it: constraints=["{" == ".join(dims)}"]' if len(dims) == 2 else ""
         return (
-            f"JAX cannot trace this at every size of {names}{where}: {rename(text, variables)} "
-            "If the sizes are always equal, give them one dimension name or a fixed size."
+            f"JAX cannot trace this at every size of {', '.join(dims)}{where}: {rename(text, variables)} "
+            f"If the sizes are always equal, give them one dimension name or a fixed size{fact}."
         )
     return None
 
