@@ -90,7 +90,9 @@ class _Classes:
             a, b = b, a
         self.parent[b] = a
         if self.size[a] != self.size[b]:
-            self.scope.equal(self.size[a], self.size[b])  # known since the op's shape rule; asked so that a recording has it
+            self.scope.equal(
+                self.size[a], self.size[b]
+            )  # known since the op's shape rule; asked so that a recording has it
         if not isinstance(self.size[a], int):
             self.size[a] = self.size[b] if isinstance(self.size[b], int) else self.size[a]
         self.local[a] |= self.local[b]

@@ -67,7 +67,9 @@ class Group:
     axes: Axes | None = None
     layout: Layout | None = None
     parts: tuple[Group, ...] = ()  # the groups that were merged into this one
-    facts: list[str] = field(default_factory=list)  # relations between sizes that its loops rest on, each with why it holds
+    facts: list[str] = field(
+        default_factory=list
+    )  # relations between sizes that its loops rest on, each with why it holds
     code: Any = None  # what ``lower`` made of it
     shape: tuple[Any, ...] | None = None  # of every value, where nothing but elementwise nodes and scalars takes part
 
