@@ -66,8 +66,8 @@ def trace(double: Double, fn: Any, args: Any, kwargs: Any, dims: Any, name: str)
         raise CompileError(str(error)) from error
     leaves, out_tree = jax.tree_util.tree_flatten(outs)
     graph = FakeGraph(fn, tree, avals, leaves, dims)
-    graph.inputs = [SimpleNamespace(name=f"i{i}") for i in range(len(avals))]
-    graph.outputs = [SimpleNamespace(name=f"o{i}") for i in range(len(leaves))]
+    graph.inputs = [SimpleNamespace(name=f"i{i}", shape=()) for i in range(len(avals))]
+    graph.outputs = [SimpleNamespace(name=f"o{i}", shape=()) for i in range(len(leaves))]
     return SimpleNamespace(graph=graph, out_tree=out_tree)
 
 

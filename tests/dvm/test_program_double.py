@@ -158,7 +158,7 @@ def test_what_it_says_about_itself(program):
     assert program.kernels[0].name == "k0" and program.kernels[0].ops == ("add",)
     text = str(program.explain())
     assert "1 kernel," in text and "k0: add" in text and "from here" in text
-    assert program.explain().to_dict()["kernels"] == [{"name": "k0", "ops": ["add"], "origin": ["here"]}]
+    assert program.explain().to_dict()["kernels"] == [{"name": "k0", "ops": ["add"], "origin": ["here"], "facts": []}]
     assert repr(program).startswith("<dvm program f(x: float32[b, s], cache['k'][0]: float32[b, s]")
 
 
