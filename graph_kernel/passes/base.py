@@ -91,6 +91,7 @@ class Rewriter:
         self.changed = False
         self._map: dict[Value, Value] = {}
         self._uses: dict[Value, int] = {}
+        self._reader: dict[Value, Node | None] = {}
         self._names = {v.name for v in all_values(graph)}
         self._fresh: set[Value] = set()
         self._origin: Origin = NO_ORIGIN
@@ -100,7 +101,10 @@ class Rewriter:
         """The sweep; True if the graph changed."""
         for node in self.graph.nodes:
             self._count(node.inputs, 1)
+            for value in node.inputs:
+                self._reader[value] = None if value in self._reader else node
         self._count(self.graph.outputs, 1)
+        self._reader.update(dict.fromkeys(self.graph.outputs))
         for node in self.graph.nodes:
             if any(v in self._map for v in node.inputs):
                 node.inputs = tuple(self._map.get(v, v) for v in node.inputs)
@@ -142,6 +146,10 @@ class Rewriter:
     def single_use(self, value: Value) -> bool:
         """True if one node (or one graph output) reads ``value``."""
         return self._uses.get(value, 0) <= 1
+
+    def only_reader(self, value: Value) -> Node | None:
+        """The one node that read ``value`` when the sweep began, if it was one."""
+        return self._reader.get(value)
 
     def uses(self, value: Value) -> int:
         """How many nodes and graph outputs read ``value``, as far as the sweep has come."""

@@ -172,13 +172,20 @@ def trivial_concat(rw: Rewriter, node: Node) -> Value | None:
 
 
 def concat_of_concat(rw: Rewriter, node: Node) -> Value | None:
-    """A concat inside a concat along the same axis is spelled out, if nobody else reads it."""
+    """A concat inside a concat along the same axis is spelled out, if nobody else reads it; a whole chain at its last one."""
     axis = node.attrs["axis"]
+    after = rw.only_reader(node.output)
+    if after is not None and after.op == "concat" and after.attrs["axis"] == axis:
+        return None
     flat: list[Value] = []
-    for value in node.inputs:
+    work = list(reversed(node.inputs))
+    while work:
+        value = work.pop()
         inner = made_by(value, "concat")
-        nested = inner is not None and inner.attrs["axis"] == axis and rw.single_use(value)
-        flat.extend(inner.inputs if inner is not None and nested else (value,))
+        if inner is not None and inner.attrs["axis"] == axis and rw.single_use(value):
+            work.extend(reversed(inner.inputs))
+        else:
+            flat.append(value)
     return rw.add("concat", *flat, axis=axis) if len(flat) > len(node.inputs) else None
 
 
