@@ -61,7 +61,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Rates of one core. The first five are sustained with all cores at work, the next six are of a single transfer."""
+    """Rates of one core. The first five are for all cores at work, the next six are of a single transfer; of the rates of L2 and HBM a
+    stream of transfers reaches ``sustained_ratio``."""
 
     ddr_bytes_per_cycle: float
     l2_read_bytes_per_cycle: float
@@ -74,6 +75,7 @@ class Bandwidth:
     l0a_write_bytes_per_cycle: float
     l0b_write_bytes_per_cycle: float
     l0c_read_bytes_per_cycle: float
+    sustained_ratio: float
     l2_to_ddr_ratio: float
     full_rate_dma_bytes: int
 

@@ -1,8 +1,9 @@
 """The reference executor's cores: bound words run tile by tile on pipes with events, every access checked.
 
 The scalar pipe walks the loops and issues instructions, in order, to the queues of their pipes. A pipe runs its queue in order; an
-instruction that waits for an event holds it up. A kernel's cores take contiguous ranges of the steps of its outermost parallel loops; what
-stands outside of them runs on every core, except that only core 0 stores there.
+instruction that waits for an event holds it up. A kernel's cores take contiguous ranges of the steps of its outermost parallel loops, and
+where these are fewer than the cores, several cores share each step's inner parallel loops. What stands outside of a loop that is shared
+out runs on every core that shares it, except that only the first of them stores there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +50,7 @@ class Ready:
     waits: list[tuple[Event, bool]]  # with "back"
     sets: list[tuple[Event, bool]]
     barrier: bool
-    region: Region | None = None
+    region: Any = None
 
 
 @dataclass(eq=False)
@@ -75,8 +77,9 @@ class Task:
     stores: bool  # whether this core stores here
 
 
-def prepare(kernel: Kernel, words: np.ndarray, regions: Sequence[Region]) -> list[Ready | ReadyLoop]:
-    """The kernel's loop tree with the numbers of bound words. ``ProgramError`` where a loop's numbers disagree."""
+def prepare(kernel: Kernel, words: np.ndarray, regions: Sequence[Any]) -> list[Ready | ReadyLoop]:
+    """The kernel's loop tree with the numbers of bound words; ``regions`` are what its buffers are to the caller. ``ProgramError`` where
+    a loop's numbers disagree."""
 
     def pipe_at(op: Op) -> Pipe:
         if op.insn.family == "sync":
@@ -126,6 +129,34 @@ def _pipe(at: int, number: int) -> Pipe:
     if number >= PIPES:
         raise ProgramError(f"word {at}: there is no pipe {number}")
     return Pipe(number)
+
+
+def core_count(body: Sequence[Ready | ReadyLoop], limit: int) -> int:
+    """How many of ``limit`` cores have something to do: steps of the outermost parallel loop, times, where these are few, those of the
+    parallel loops inside it."""
+    most = 1
+    for item in body:
+        if not isinstance(item, ReadyLoop):
+            continue
+        if item.kind != isa.LoopKind.PARALLEL:
+            most = max(most, core_count(item.body, limit))
+            continue
+        outer = max(1, min(item.trips, limit))
+        most = max(most, outer * core_count(item.body, limit // outer))
+    return most
+
+
+def core_range(trips: int, core: int, cores: int) -> tuple[int, int, int, int]:
+    """The steps of a parallel loop that a core takes: first, end, and how many cores take the same steps and share the loops inside
+    them, and which one of those this core is. Cores that are left over take none."""
+    outer = max(1, min(trips, cores))
+    inner = max(1, cores // outer)
+    group = core // inner
+    if group >= outer:
+        return 0, 0, inner, core % inner
+    each, more = divmod(trips, outer)
+    begin = group * each + min(group, more)
+    return begin, begin + each + (group < more), inner, core % inner
 
 
 @dataclass(eq=False)
@@ -249,8 +280,7 @@ class Cores:
         stored = {id(r.arena): r.arena for r in (self._region(op, regions) for op in self._stores()) if r is not None}
         for arena in stored.values():
             arena.begin()
-        outer = [item.trips for item in body if isinstance(item, ReadyLoop) and item.kind == isa.LoopKind.PARALLEL]
-        cores = max(1, min(self.limit, max(outer, default=1)))
+        cores = core_count(body, self.limit)
         try:
             for core in range(cores):
                 for memory in self.memory.values():
@@ -283,18 +313,15 @@ class Cores:
             if isinstance(item, Ready):
                 self.pipes.issue(Task(item, dict(self.axes), first, last, stores))
                 continue
-            begin, end, inner_cores, inner_stores = 0, item.trips, cores, stores
-            if cores and item.kind == isa.LoopKind.PARALLEL:  # the outermost one: its steps are shared out
-                each, more = divmod(item.trips, cores)
-                begin = core * each + min(core, more)
-                end = begin + each + (core < more)
-                inner_cores, inner_stores = 0, True
+            begin, end, inner_core, inner_cores, inner_stores = 0, item.trips, core, cores, stores
+            if cores and item.kind == isa.LoopKind.PARALLEL:  # its steps are shared out
+                begin, end, inner_cores, inner_core = core_range(item.trips, core, cores)
+                inner_stores = inner_core == 0
             for step in range(begin, end):
                 base = step * item.tile
                 self.axes[item.axis] = (base, min(item.tile, item.extent - base))
-                self._block(
-                    item.body, first and step == begin, last and step == end - 1, core, inner_cores, inner_stores
-                )
+                inner_first, inner_last = first and step == begin, last and step == end - 1
+                self._block(item.body, inner_first, inner_last, inner_core, inner_cores, inner_stores)
             self.axes.pop(item.axis, None)
 
     # --- operands ---------------------------------------------------------------------------------------------------------------

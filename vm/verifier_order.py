@@ -23,7 +23,7 @@ BLOCK = 32  # bytes
 
 def check(kernel: Kernel, template: Template, chip: Chip) -> None:
     """Raises ``Hazard`` if the kernel's events do not order what it does in local memory."""
-    body = prepare(kernel, template.words, [None] * template.n_buffers)  # type: ignore[list-item]
+    body = prepare(kernel, template.words, [None] * template.n_buffers)
     patched = {loop.op.at for loop in loops_of(kernel.body) if not _fixed(loop)}
     for steps in STEPS:
         try:

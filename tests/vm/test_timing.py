@@ -1,0 +1,89 @@
+"""Emulated time: the model against what can be worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.vm.emulated import program, time_of
+from vm.chip import Chip
+from vm.isa import Pipe
+
+CHIP = Chip.load("910B1")
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("add", [{"n": n} for n in (0, 1, 4096, 4097, 300_001)]),
+        ("chain", [{"n": 777_777}]),
+        ("layer_norm", [{"b": b} for b in (1, 53, 3001)]),
+        ("softmax", [{"b": 997}]),
+        ("matmul", [{"m": m} for m in (1, 64, 65, 300)]),
+        ("matmul32", [{"m": 300}]),
+        ("dynamic", [{"m": 100, "k": k} for k in (1, 128, 1000)]),
+    ],
+)
+def test_skipping_repeated_steps_changes_nothing(name: str, sizes: list[dict[str, int]]) -> None:
+    for dims in sizes:
+        skipped, walked = (time_of(program(name), exact=exact, **dims) for exact in (False, True))
+        for a, b in zip(skipped.kernels, walked.kernels, strict=True):
+            assert a.cycles == pytest.approx(b.cycles, rel=1e-9), dims
+            assert a.utilisation == pytest.approx(b.utilisation), dims
+
+
+def test_bytes_and_operations_of_a_product() -> None:
+    m, n, k = 300, 4096, 4096
+    (kernel,) = time_of(program("matmul"), m=m).kernels
+    assert kernel.flops == pytest.approx(2 * m * n * k, rel=1e-6)
+    assert kernel.bytes["written"] == 2 * m * n
+    assert kernel.bytes["hbm_read"] >= 2 * (m * k + k * n)
+    assert kernel.bytes["read"] >= kernel.bytes["hbm_read"]
+    assert kernel.cores <= CHIP.cube_cores
+
+
+def test_bytes_of_an_elementwise_kernel() -> None:
+    n = 3_000_001
+    (kernel,) = time_of(program("add"), n=n).kernels
+    assert (kernel.bytes["read"], kernel.bytes["written"], kernel.flops) == (8 * n, 4 * n, n)
+    assert kernel.intensity == pytest.approx(1 / 12)
+
+
+def test_no_pipe_and_no_memory_is_busier_than_the_time() -> None:
+    for name, dims in (("add", {"n": 1 << 27}), ("layer_norm", {"b": 1 << 16}), ("matmul", {"m": 4096})):
+        for kernel in time_of(program(name), **dims).kernels:
+            assert set(kernel.utilisation) == {p.name for p in Pipe} | {"HBM", "L2"}
+            assert all(0 <= share <= 1 for share in kernel.utilisation.values()), (name, kernel.utilisation)
+            assert kernel.utilisation[kernel.bound] >= 0.95 * max(kernel.utilisation.values())
+
+
+def test_a_large_elementwise_kernel_is_bound_by_hbm() -> None:
+    (kernel,) = time_of(program("add"), n=1 << 28).kernels
+    assert kernel.bound == "HBM"
+    assert kernel.utilisation["HBM"] >= 0.85
+    peak = CHIP.hbm_bytes_per_second * CHIP.bandwidth.sustained_ratio
+    assert 12 * (1 << 28) / peak <= kernel.us / 1e6 <= 12 * (1 << 28) / peak / 0.85
+
+
+def test_time_grows_with_the_work() -> None:
+    times = [time_of(program("add"), n=n).us for n in (1, 1 << 12, 1 << 20, 1 << 24, 1 << 28)]
+    assert times == sorted(times)
+    assert times[0] > 0
+    cycles = time_of(program("add"), n=1).cycles
+    latency = CHIP.latency
+    assert cycles >= 2 * latency.gm_read_path_cycles + latency.gm_write_path_cycles  # fetch of the code, load, store
+    assert cycles <= 3 * latency.gm_read_path_cycles + latency.gm_write_path_cycles
+
+
+def test_the_sizes_decide_and_not_the_tiles() -> None:
+    """A large product is evaluated in a few hundred instructions."""
+    small, large = (time_of(program("matmul"), m=m) for m in (64 * 25, 64 * 25 * 4))
+    assert large.cycles / small.cycles == pytest.approx(4, rel=0.02)
+
+
+def test_empty_programs_take_the_time_to_find_out() -> None:
+    result = time_of(program("add"), n=0)
+    assert result.kernels[0].moved == 0
+    assert 0 < result.cycles < 2 * CHIP.latency.gm_read_path_cycles
+    assert math.isclose(result.us, result.cycles / CHIP.clock_hz * 1e6)

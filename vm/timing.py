@@ -1,0 +1,326 @@
+"""Emulated time: what a bound program would take on the chip that its words are for. Nothing here is measured on this machine.
+
+``emulate`` walks the program's steps and, for every kernel, its bound words on one core (``vm.timing_core``), with the rates of global
+memory that the kernel's own traffic gives (``vm.timing_memory``). Host operations take no emulated time; they are counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from vm import isa, timing_costs
+from vm.binder import Binder, BoundProgram, NumberedStep
+from vm.chip import Chip
+from vm.decode import Kernel, decode, operations
+from vm.dtypes import item_size
+from vm.isa import Pipe
+from vm.program import LANES, PINNED, CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
+from vm.reference_core import Ready, ReadyLoop, core_count, prepare
+from vm.timing_core import Core, Interval
+from vm.timing_memory import Access, Cache, Region, Traffic, rates
+
+READ, WRITTEN, HBM_READ, HBM_WRITTEN = "read", "written", "hbm_read", "hbm_written"
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One kernel step in emulated time, all cores together.
+
+    ``cycles`` from its first instruction to the last completion; ``count`` is how often the launch runs it; ``bytes`` by what they pass
+    (``read``, ``written`` over the cores' ports; ``hbm_read``, ``hbm_written`` of these not served by L2); ``flops`` a multiply-add as
+    two; ``utilisation`` per pipe: the share of ``cycles`` in which the busiest core's pipe works; ``hbm`` and ``l2`` that of the
+    chip's bandwidth; ``bound``: the resource with the largest share.
+    """
+
+    name: str
+    index: int
+    cycles: float
+    us: float
+    cores: int
+    bytes: Mapping[str, float]
+    flops: int
+    utilisation: Mapping[str, float]
+    bound: str
+    count: int = 1
+    timeline: tuple[Interval, ...] = ()
+
+    @property
+    def moved(self) -> float:
+        """Bytes read and written by all cores."""
+        return self.bytes[READ] + self.bytes[WRITTEN]
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Bytes that pass HBM."""
+        return self.bytes[HBM_READ] + self.bytes[HBM_WRITTEN]
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity: operations per byte moved."""
+        return self.flops / self.moved if self.moved else 0.0
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Kernels that run side by side: they start together, the stage ends with the last one."""
+
+    kernels: tuple[KernelTime, ...]
+    cycles: float
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class ProgramTime:
+    """A call in emulated time. A conditional counts as its most expensive branch, a while loop as one iteration."""
+
+    chip: str
+    clock_hz: int
+    stages: tuple[StageTime, ...]
+    host_ops: int
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def kernels(self) -> tuple[KernelTime, ...]:
+        """The kernels in launch order."""
+        return tuple(kernel for stage in self.stages for kernel in stage.kernels)
+
+    @property
+    def cycles(self) -> float:
+        """Cycles of all stages."""
+        return sum(stage.cycles * stage.count for stage in self.stages)
+
+    @property
+    def us(self) -> float:
+        """Emulated microseconds."""
+        return self.cycles / self.clock_hz * 1e6
+
+
+def emulate(program: Program, bound: BoundProgram, *, timeline: bool = False, exact: bool = False) -> ProgramTime:
+    """The emulated time of one call at the sizes of ``bound``. ``timeline`` keeps what every pipe does when; ``exact`` walks every step
+    of every loop instead of skipping those that repeat (slow)."""
+    return Machine(program, timeline=timeline, exact=exact).time(bound)
+
+
+class Machine:
+    """Emulates bound programs of one program; templates are decoded once."""
+
+    def __init__(
+        self, program: Program, binder: Binder | None = None, *, timeline: bool = False, exact: bool = False
+    ) -> None:
+        self.program, self.chip = program, Chip.load(program.chip)
+        self.steps = (binder or Binder(program)).steps
+        self.timeline, self.exact = timeline, exact
+        self.kernels: dict[int, Kernel] = {}
+
+    def time(self, bound: BoundProgram) -> ProgramTime:
+        """One call."""
+        run = _Run(self, bound)
+        stages = tuple(run.walk(self.steps, 1))
+        return ProgramTime(self.chip.name, self.chip.clock_hz, stages, run.host_ops, tuple(dict.fromkeys(run.notes)))
+
+    def kernel(self, template: int) -> Kernel:
+        """A template, decoded once."""
+        if template not in self.kernels:
+            self.kernels[template] = decode(self.program.templates[template])
+        return self.kernels[template]
+
+
+@dataclass(eq=False)
+class Work:
+    """A bound kernel before it runs: its loop tree, its accesses, and how many cores it can use."""
+
+    name: str
+    index: int
+    kernel: Kernel
+    body: list[Ready | ReadyLoop]
+    reads: list[Access]
+    writes: list[Access]
+    flops: int
+    cube: bool
+    words: int
+
+    def cores(self, limit: int) -> int:
+        """The fewest of ``limit`` cores that finish as early as all of them would."""
+        n = core_count(self.body, limit)
+        outer = max((item.trips for item in self.body if isinstance(item, ReadyLoop)), default=1)
+        if outer >= n:  # one loop is shared out: as many steps for the busiest core, fewer cores
+            return max(1, -(-outer // -(-outer // n)))
+        return n
+
+
+def is_cube(kernel: Kernel) -> bool:
+    """Whether a kernel runs on cube cores (and the vector cores that belong to them)."""
+    return kernel.mix or any(op.insn.name == "mmad" for op in operations(kernel.body))
+
+
+class _Run:
+    def __init__(self, machine: Machine, bound: BoundProgram) -> None:
+        self.machine, self.bound, self.chip = machine, bound, machine.chip
+        self.cache = Cache(machine.chip)
+        self.host_ops = 0
+        self.notes: list[str] = []
+
+    # --- steps --------------------------------------------------------------------------------------------------------------------
+    def walk(self, steps: Sequence[NumberedStep], count: int) -> Iterator[StageTime]:
+        for numbered in steps:
+            step = numbered.step
+            if isinstance(step, KernelStep):
+                yield self.stage([numbered], count)
+            elif isinstance(step, HostStep):
+                self.host_ops += count
+            elif isinstance(step, CondStep):
+                branches = [list(self.walk(block, count)) for block in numbered.blocks]
+                self.notes.append("a conditional counts as its most expensive branch")
+                yield from max(branches, key=lambda stages: sum(s.cycles * s.count for s in stages))
+            elif isinstance(step, WhileStep):
+                self.notes.append("a while loop counts as one iteration")
+                for block in numbered.blocks:
+                    yield from self.walk(block, count)
+            elif isinstance(step, ForStep):
+                times = self.bound.regs[step.count]
+                if times > 0:
+                    yield from self.walk(numbered.blocks[0], count * times)
+
+    def stage(self, steps: Sequence[NumberedStep], count: int) -> StageTime:
+        """One kernel after the other."""
+        times = [self.run(self.work(numbered), count) for numbered in steps]
+        return StageTime(tuple(times), sum(t.cycles for t in times), count)
+
+    # --- kernels ------------------------------------------------------------------------------------------------------------------
+    def work(self, numbered: NumberedStep) -> Work:
+        """A kernel step, ready to run."""
+        step = numbered.step
+        assert isinstance(step, KernelStep)
+        kernel = self.machine.kernel(step.template)
+        words = self.bound.kernel_words(numbered.index)
+        regions = [region(self.bound, b) for b in step.buffers]
+        body = prepare(kernel, words, regions)
+        cube = is_cube(kernel)
+        limit = self.chip.cube_cores if cube else self.chip.vector_cores
+        totals = _Totals(self.chip, kernel)
+        totals.walk(body, core_count(body, limit), 1, {}, {})
+        template = self.machine.program.templates[step.template]
+        name = step.name or template.name or f"kernel {numbered.index}"
+        return Work(
+            name, numbered.index, kernel, body, totals.reads, totals.writes, totals.flops, cube, len(template.words)
+        )
+
+    def run(self, work: Work, count: int, limit: int | None = None, others: int = 0) -> KernelTime:
+        """Times a kernel on up to ``limit`` cores of its kind, while ``others`` cores (as shares of a cube core) use global memory."""
+        chip = self.chip
+        most = chip.cube_cores if work.cube else chip.vector_cores
+        cores = work.cores(min(limit or most, most))
+        traffic = self.cache.kernel(work.reads, work.writes)
+        return self.place(work, cores, traffic, others, count)
+
+    def place(self, work: Work, cores: int, traffic: Traffic, others: int, count: int) -> KernelTime:
+        chip, clock = self.chip, self.chip.clock_hz
+        core = Core(
+            chip,
+            work.kernel,
+            rates(chip, traffic, cores + others),
+            work.cube,
+            exact=self.machine.exact,
+            record=self.machine.timeline,
+        )
+        cycles = core.run(work.body, cores, work.words)
+        b = chip.bandwidth
+        share = {p.name: core.busy[p] / cycles for p in Pipe}
+        all_cores = b.sustained_ratio * chip.cube_cores * cycles
+        share["HBM"] = (traffic.hbm_read + traffic.hbm_written) / (b.ddr_bytes_per_cycle * all_cores)
+        share["L2"] = (traffic.read / b.l2_read_bytes_per_cycle + traffic.written / b.l2_write_bytes_per_cycle) / (
+            all_cores
+        )
+        moved = {
+            READ: traffic.read,
+            WRITTEN: traffic.written,
+            HBM_READ: traffic.hbm_read,
+            HBM_WRITTEN: traffic.hbm_written,
+        }
+        return KernelTime(
+            work.name,
+            work.index,
+            cycles,
+            cycles / clock * 1e6,
+            cores,
+            moved,
+            work.flops,
+            share,
+            _bound(share),
+            count,
+            tuple(core.intervals),
+        )
+
+
+def _bound(share: Mapping[str, float]) -> str:
+    """The resource with the largest share of the time; a memory rather than a pipe that is as busy because it waits for it. The scalar
+    pipe is busy while it takes instructions apart."""
+    order = ("HBM", "L2", *(p.name for p in reversed(Pipe)))
+    busiest = max(share.values())
+    return next(k for k in order if share[k] >= 0.95 * busiest)
+
+
+def region(bound: BoundProgram, buffer: int) -> Region:
+    """The bytes of a buffer at the bound sizes."""
+    b = bound.program.buffers[buffer]
+    n, item = bound.regs[b.elements], item_size(b.dtype)
+    if b.space == PINNED or b.offset is None:
+        source = -1 - (b.constant or 0) if b.constant is not None else b.input or 0
+        return Region((PINNED, source), 0, n * item)
+    start = bound.regs[b.offset] * LANES * item
+    return Region((b.space, item), start, start + n * item)
+
+
+class _Totals:
+    """What all cores move and compute, from the loops' extents: no step is walked."""
+
+    def __init__(self, chip: Chip, kernel: Kernel) -> None:
+        self.chip, self.kernel = chip, kernel
+        self.reads: list[Access] = []
+        self.writes: list[Access] = []
+        self.flops = 0
+
+    def walk(
+        self, body: Sequence[Ready | ReadyLoop], cores: int, times: int, trips: dict[int, int], extents: dict[int, int]
+    ) -> None:
+        """``times``: how often the body runs on all cores that run it, without the loops of ``trips``."""
+        for item in body:
+            if isinstance(item, ReadyLoop):
+                inner = cores
+                if item.kind == isa.LoopKind.PARALLEL:
+                    inner = max(1, cores // max(1, min(item.trips, cores)))
+                self.walk(
+                    item.body, inner, times, {**trips, item.axis: item.trips}, {**extents, item.axis: item.extent}
+                )
+            elif item.insn.family != "sync":
+                self.add(item, cores, times, trips, extents)
+
+    def elements(self, tile: int, trips: Mapping[int, int], extents: Mapping[int, int]) -> int:
+        """Elements of a tile over all steps of the loops around it."""
+        dims = self.kernel.tiles[tile].dims
+        own = {axis for _, axis in dims if axis != isa.NO_AXIS}
+        n = math.prod(size if axis == isa.NO_AXIS else extents[axis] for size, axis in dims)
+        return n * math.prod(t for axis, t in trips.items() if axis not in own)
+
+    def add(self, ready: Ready, cores: int, times: int, trips: Mapping[int, int], extents: Mapping[int, int]) -> None:
+        fields, name = ready.fields, ready.insn.name
+        if name in ("load", "store"):
+            tile = fields["dst" if name == "load" else "x"]
+            n = self.elements(tile, trips, extents) * self.kernel.tiles[tile].dtype.itemsize * times
+            where: Any = ready.region
+            if name == "load":
+                n *= cores
+            (self.reads if name == "load" else self.writes).append(Access(where, n, min(n, where.bytes)))
+        elif name == "mmad":
+            x, y = self.kernel.tiles[fields["x"]], self.kernel.tiles[fields["y"]]
+            own = {axis for _, axis in (*x.dims, *y.dims) if axis != isa.NO_AXIS}
+            again = math.prod(t for axis, t in trips.items() if axis not in own)
+            self.flops += timing_costs.product(self.chip, x, y, fields, extents).flops * again * times * cores
+        elif ready.pipe == Pipe.V and "dst" in fields:
+            operand = "x" if ready.insn.family in ("reduce", "argreduce") else "dst"
+            if ready.insn.family in ("unary", "binary", "reduce", "argreduce", "select", "cumulative"):
+                self.flops += self.elements(fields[operand], trips, extents) * times * cores
