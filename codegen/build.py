@@ -15,7 +15,8 @@ from graph_kernel.fusion.axes import Axes
 from graph_kernel.fusion.fuse import Group, Plan
 from graph_kernel.fusion.layout import Layout
 from graph_kernel.ir import Graph, Node, Value
-from symbolic import Dim, Expr, ceildiv, lower, lower_relation, numel, solve
+from graph_kernel.passes.liveness import defined_in_order
+from symbolic import Dim, Expr, ceildiv, highest, limits, lower, lower_relation, numel, solve
 from vm import intcode
 from vm.chip import Chip
 from vm.errors import CompileError, UnsupportedOp
@@ -30,6 +31,7 @@ from vm.program import (
     Buffer,
     Check,
     CondStep,
+    DataSize,
     ForStep,
     HostStep,
     KernelStep,
@@ -50,6 +52,10 @@ class ProgramBuilder:
         dims = [(v.name, axis, d) for v in graph.inputs for axis, d in enumerate(v.shape)]
         self.solution = solve(self.scope, dims)
         self.symbols = [name for name, _ in self.solution.steps]
+        self.makers = defined_in_order(graph)  # data-dependent sizes: symbol -> the value and the axis that have it
+        self.tops = limits(self.scope, list(self.makers))
+        self.made: dict[Value, int] = {}  # results of host nodes and their buffers
+        self.symbols += self.makers
         self.code = Builder(len(self.symbols))
         self.env = {name: i for i, name in enumerate(self.symbols)}
         self.templates: list[Template] = []
@@ -59,6 +65,7 @@ class ProgramBuilder:
         self.constant_index: dict[tuple, int] = {}
         self.arena_top: dict[tuple[int, int], Reg] = {}
         self.free: dict[tuple[int, int, Reg], list[Reg]] = {}
+        self.rows: dict[int, Reg] = {}  # buffer -> lane rows that it has in its arena
         self.kernels: list[dict[str, Any]] = []
         self.cuts: list[dict[str, str]] = []
         self.merges: list[dict[str, str]] = []
@@ -79,12 +86,18 @@ class ProgramBuilder:
         elements = self.reg(numel(value.shape))
         offset = None
         if space != PINNED:
-            rows = self.reg(ceildiv(numel(value.shape) * items, LANES))
+            rows = self._rows(value.shape, items)
             offset = self._place(space, min(8, value.dtype.itemsize), rows)
+            self.rows[len(self.buffers)] = rows
         self.buffers.append(
             Buffer(space, value.dtype.name, elements, offset, self.regs(value.shape), name=value.name, **links)
         )
         return len(self.buffers) - 1
+
+    def _rows(self, shape: Sequence[Dim], items: int) -> Reg:
+        """Lane rows that a tensor needs at most: memory is laid out before sizes that depend on data are known."""
+        size = highest(self.scope, numel(shape), self.tops) if self.tops else numel(shape)
+        return self.reg(ceildiv(size * items, LANES))
 
     def _place(self, space: int, item: int, rows: Reg) -> Reg:
         free = self.free.get((space, item, rows))
@@ -98,12 +111,8 @@ class ProgramBuilder:
         """Lets a later temporary of the same size have the memory of one that is dead."""
         b = self.buffers[buffer]
         if b.space in TEMP_BANKS and b.offset is not None:
-            key = (b.space, min(8, _dtype(b.dtype).itemsize), self._rows_of(b))
+            key = (b.space, min(8, _dtype(b.dtype).itemsize), self.rows[buffer])
             self.free.setdefault(key, []).append(b.offset)
-
-    def _rows_of(self, b: Buffer) -> Reg:
-        total = self.code.op(intcode.ADD, b.elements, self.code.const(LANES - 1))
-        return self.code.op(intcode.FLOORDIV, total, self.code.const(LANES))
 
     def constant(self, node: Node) -> int:
         """The pinned buffer of a constant; equal constants share one."""
@@ -291,6 +300,7 @@ class ProgramBuilder:
             steps = method(node, inputs, outputs)
             self.depth -= 1
             return steps
+        self.made.update(zip(node.outputs, outputs, strict=True))
         return [HostStep(_host_name(node), self._attrs(node), tuple(inputs), tuple(outputs))]
 
     def _attrs(self, node: Node) -> dict[str, Any]:
@@ -398,6 +408,9 @@ class ProgramBuilder:
             bound[value] = self.buffer(value, PINNED if fixed else INPUT, input=k)
         outputs = list(graph.outputs)
         steps = self.emit(graph, bound, [None] * len(outputs))
+        data_sizes = tuple(
+            DataSize(self.made[value], axis, self.reg(self.tops[name])) for name, (value, axis) in self.makers.items()
+        )
         checks = tuple(Check(lower_relation(c.rel, self.code, self.env), c.text, c.origin) for c in self.scope.checks)
         inputs = tuple(self.spec(v) for v in graph.inputs)
         outs = tuple(self.spec(v) for v in outputs)
@@ -415,6 +428,7 @@ class ProgramBuilder:
             steps=tuple(steps),
             constants=tuple(self.constants),
             arena_rows=dict(sorted(self.arena_top.items())),
+            data_sizes=data_sizes,
             chip=self.chip.name,
             debug={
                 "kernels": self.kernels,

@@ -216,7 +216,7 @@ def check_declared(graph: Graph) -> None:
 
     scope = graph.scope
     checked = {check.rel for check in scope.checks}
-    declared = [fact for fact in scope.facts if fact.rel not in checked]
+    declared = [fact for fact in scope.facts if fact.rel not in checked and not scope.of_data(fact)]
     scope.checks[:0] = [LaunchCheck(fact.rel, fact.origin, f"{fact.rel} is required") for fact in declared]
 
 

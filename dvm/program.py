@@ -158,7 +158,11 @@ class CompiledProgram:
                 raise InputError(f"unknown dimension {name!r}; the program has {', '.join(self.symbols) or 'none'}")
             if isinstance(size, bool) or not hasattr(size, "__index__"):
                 raise InputError(f"dimension {name!r}: expected a whole number, got {size!r}")
-        missing = [name for name in self.symbols if name not in given]
+        names = list(self.symbols)
+        data = names[len(names) - len(self._program.data_sizes) :]  # may be left open: no input determines them
+        missing = [
+            name for name in names if name not in given and (name not in data or not given.keys().isdisjoint(data))
+        ]
         if missing and not partial:
             raise InputError(f"missing dimension{'s' * (len(missing) > 1)} {', '.join(missing)}")
         return {name: given[name].__index__() for name in self.symbols if name in given}

@@ -17,6 +17,7 @@ from symbolic.expr import (
     symbols_of,
     to_dim,
 )
+from symbolic.extent import highest, limits
 from symbolic.functions import broadcast_dim, ceildiv, floordiv, mod, smax, smin
 from symbolic.lower import lower, lower_relation
 from symbolic.parse import parse, parse_relation
@@ -74,8 +75,10 @@ __all__ = [
     "floordiv",
     "ge",
     "gt",
+    "highest",
     "is_static",
     "le",
+    "limits",
     "lower",
     "lower_relation",
     "lt",

@@ -39,6 +39,12 @@ class SymbolInfo:
             text += f", {symbol(self.name)} % {self.multiple_of} == {self.remainder}"
         return text
 
+    @property
+    def cause(self) -> str:
+        """Who introduced it, in parentheses, for a line that begins with the range."""
+        notes = [self.origin] * bool(self.origin) + ["known once that has run"] * self.data_dependent
+        return f"  ({', '.join(notes)})" if notes else ""
+
     def holds(self, value: int) -> bool:
         """Whether ``value`` is allowed."""
         in_range = self.min <= value and (self.max is None or value <= self.max)
@@ -206,6 +212,18 @@ class Scope:
         for name in fact.rel.symbols:
             self._by_symbol.setdefault(name, []).append(fact)
         self._changed()
+
+    def of_data(self, fact: Fact) -> bool:
+        """Whether a fact is the upper limit of a data-dependent size, true because of the op that makes it."""
+        name = (
+            fact.rel.args[0].as_symbol if fact.rel.op == relations.LE and isinstance(fact.rel.args[0], Expr) else None
+        )
+        info = None if name is None else self.symbols[name]
+        return info is not None and info.data_dependent and info.origin == fact.origin
+
+    def facts_about(self, name: str) -> Sequence[Fact]:
+        """The facts that mention a symbol, oldest first."""
+        return self._by_symbol.get(name, ())
 
     def _satisfiable(self, rel: Relation) -> bool:
         """Whether some known model meets ``rel`` (False: not known)."""
@@ -396,8 +414,10 @@ class Scope:
         self.checks.append(LaunchCheck(rel, origin, message))
 
     def _drop_implied(self, new: Relation) -> None:
-        """Drops earlier checks that follow from declarations and ``new`` alone."""
+        """Drops earlier checks that follow from declarations and ``new`` alone, unless ``new`` has to wait for data."""
         names = new.symbol_set
+        if any(self.symbols[name].data_dependent for name in names):
+            return
         near = [c for c in self.checks[-64:] if not names.isdisjoint(c.rel.symbol_set)][-8:]
         for check in near:
             trial = Scope()
@@ -435,6 +455,6 @@ class Scope:
     def constraints(self) -> list[str]:
         """Printable lines: declared ranges, facts with their cause, launch checks."""
         checked = {c.rel for c in self.checks}
-        lines = [f"{info}" + (f"  ({info.origin})" if info.origin else "") for info in self.symbols.values()]
+        lines = [str(info) + info.cause for info in self.symbols.values()]
         lines += [str(f) for f in self.facts if f.rel not in checked]
         return lines + [f"at launch: {c}" for c in self.checks]

@@ -33,7 +33,7 @@ from vm.program import (
     Symbol,
     WhileStep,
 )
-from vm.validate import RELOC_MASK
+from vm.validate import RELOC_MASK, dependents
 
 _ROW_LO, _ROW_BITS = isa.ADDR_ROW
 _LARGEST_SIZE = (1 << 63) - 1  # of an array axis
@@ -58,7 +58,8 @@ class BoundProgram:
     """A program at concrete sizes. Treat as read-only: it is shared by all launches of these sizes.
 
     ``regs`` are all registers of the main code. ``words`` (uint64, read-only) are the patched words of all kernel steps, those of
-    kernel ``k`` are ``words[starts[k] : starts[k + 1]]``. ``arena_rows`` gives lane rows by (space, item size).
+    kernel ``k`` are ``words[starts[k] : starts[k + 1]]``. ``arena_rows`` gives lane rows by (space, item size). ``unknown`` are the
+    symbols that depend on data and are not known yet (they are 0 in ``symbols``), ``waiting`` the kernels that need them.
     """
 
     program: Program
@@ -70,9 +71,15 @@ class BoundProgram:
     output_shapes: tuple[tuple[int, ...], ...]
     arena_rows: dict[tuple[int, int], int]
     host_attrs: tuple[dict[str, Any], ...] = field(default=())
+    unknown: frozenset[int] = frozenset()
+    waiting: frozenset[int] = frozenset()
+    sizes: tuple[int, ...] | None = None  # of all input axes, where they are known
 
     def kernel_words(self, index: int) -> np.ndarray:
         """The words of the kernel step with this ordinal, a view."""
+        if index in self.waiting:
+            names = ", ".join(self.program.symbols[k].name for k in sorted(self.unknown))
+            raise ProgramError(f"kernel {index} needs a size that is not known yet ({names})")
         return self.words[self.starts[index] : self.starts[index + 1]]
 
     def values(self, regs: Sequence[int]) -> tuple[int, ...]:
@@ -85,8 +92,9 @@ class BoundProgram:
 
     @property
     def dims(self) -> dict[str, int]:
-        """The symbols by name."""
-        return dict(zip([s.name for s in self.program.symbols], self.symbols, strict=True))
+        """The symbols by name, without those that are not known yet."""
+        named = zip(self.program.symbols, self.symbols, strict=True)
+        return {s.name: value for k, (s, value) in enumerate(named) if k not in self.unknown}
 
 
 class Binder:
@@ -105,11 +113,13 @@ class Binder:
         self._expected = [(len(spec.dims), dtype_of(spec.dtype)) for spec in program.inputs]
         self._input_dims = [reg for spec in program.inputs for reg in spec.dims]
         self._limits = [(s.min, _top(s), s.multiple_of, s.remainder) for s in program.symbols]
+        self.given = len(program.solved)  # symbols that the inputs determine; the others depend on data
         self._check_regs = [check.reg for check in program.checks]
         self._arenas = sorted(program.arena_rows.items())
         self._host_regs = [_has_reg(step.attrs) for step in self.hosts]
         self._prepare_buffers()
         self._prepare_words()
+        self._prepare_data_sizes()
 
     # -- inputs ---------------------------------------------------------------------------------------------------------------
 
@@ -156,12 +166,28 @@ class Binder:
 
     def bind_sizes(self, sizes: tuple[int, ...]) -> BoundProgram:
         """``bind`` for the sizes that ``check_inputs`` returned, cached by them (least recently used ones are dropped)."""
+        return self._cached_bind(sizes, lambda: self.bind(self.solve(sizes), sizes))
+
+    def after_host(self, bound: BoundProgram, step: HostStep, results: Sequence[Any]) -> BoundProgram:
+        """``bound`` with the sizes that the results of a host step make known; the same object where they are none."""
+        values = list(bound.symbols)
+        unknown = bound.unknown
+        for b, result in zip(step.outputs, results, strict=True):
+            for symbol, axis in self._made.get(b, ()):
+                values[symbol] = int(np.shape(result)[axis])
+                unknown -= {symbol}
+        if unknown == bound.unknown and tuple(values) == bound.symbols:
+            return bound
+        key = (-1, *values, *sorted(unknown))  # no size is negative: no clash with ``bind_sizes``
+        return self._cached_bind(key, lambda: self.bind(tuple(values), bound.sizes, unknown))
+
+    def _cached_bind(self, sizes: tuple[int, ...], make: Callable[[], BoundProgram]) -> BoundProgram:
         with self._lock:
             bound = self._cache.get(sizes)
             if bound is not None:
                 self._cache.move_to_end(sizes)
                 return bound
-        bound = self.bind(self.solve(sizes), sizes)
+        bound = make()
         if self.check is not None:
             self.check(bound)
         with self._lock:
@@ -176,6 +202,9 @@ class Binder:
         """``bind`` with symbols by name. ``InputError`` for unknown or missing names and values that are no integers."""
         given = {**(dims or {}), **named}
         names = [s.name for s in self.program.symbols]
+        data = names[self.given :]
+        if not any(name in given for name in data):
+            names = names[: self.given]
         unknown = [name for name in given if name not in names]
         missing = [name for name in names if name not in given]
         if unknown or missing:
@@ -188,21 +217,31 @@ class Binder:
                 raise InputError(f"dimension {name!r} must be an integer, got {given[name]!r}")
         return self.bind(tuple(given[name].__index__() for name in names))
 
-    def bind(self, symbols: tuple[int, ...], sizes: tuple[int, ...] | None = None) -> BoundProgram:
+    def bind(
+        self, symbols: tuple[int, ...], sizes: tuple[int, ...] | None = None, unknown: frozenset[int] | None = None
+    ) -> BoundProgram:
         """The program at these symbol values. ``ShapeError`` if a symbol is out of its range, if ``sizes`` (of all input axes, when
         known) are not what the symbols give, or if a launch check fails; ``OutOfMemory`` if an arena is larger than an address can
-        name; ``ProgramError`` if a value does not fit its field or a buffer its arena."""
-        for value, (low, high, multiple, remainder) in zip(symbols, self._limits, strict=True):
-            if value < low or value > high or (value - remainder) % multiple:
+        name; ``ProgramError`` if a value does not fit its field or a buffer its arena.
+
+        Symbols that depend on data may be left out, or be ``unknown``: what needs them is left open and is not checked.
+        """
+        if unknown is None:
+            unknown = frozenset(range(len(symbols), len(self._limits)))
+        symbols = (*symbols, *[0] * (len(self._limits) - len(symbols)))
+        for k, (value, (low, high, multiple, remainder)) in enumerate(zip(symbols, self._limits, strict=True)):
+            if (value < low or value > high or (value - remainder) % multiple) and k not in unknown:
                 raise self._symbol_error(symbols, sizes)
         regs = self.program.code.run(symbols)
+        hidden = self._hidden(unknown)
+        self._check_data_sizes(symbols, regs, unknown)
         dims = tuple([regs[r] for r in self._input_dims])
         if sizes is not None and dims != sizes:
             raise self._size_error(symbols, sizes, dims)
         for i, reg in enumerate(self._check_regs):
-            if not regs[reg]:
+            if not regs[reg] and reg not in hidden:
                 raise self._check_error(i, symbols, sizes)
-        numbers, inexact = _int64(regs)
+        numbers, inexact = _int64(regs if not hidden else [0 if r in hidden else v for r, v in enumerate(regs)])
         arenas = {key: regs[reg] for key, reg in self._arenas}
         for (space, size), rows in arenas.items():
             if rows >= 1 << _ROW_BITS:
@@ -210,7 +249,7 @@ class Binder:
                     f"{self._at(symbols)}: {SPACE_NAMES[space]} memory of {rows:,} rows of {LANES} {size}-byte items is beyond what "
                     f"addresses can name"
                 )
-        self._check_buffers(regs, numbers, inexact, symbols)
+        self._check_buffers(regs, numbers, inexact, symbols, hidden)
         words = self._patched(regs, numbers, inexact)
         return BoundProgram(
             self.program,
@@ -224,7 +263,45 @@ class Binder:
             tuple(
                 [_fill(s.attrs, regs) if has else s.attrs for s, has in zip(self.hosts, self._host_regs, strict=True)]
             ),
+            unknown,
+            self._waiting(hidden),
+            sizes,
         )
+
+    # -- sizes that depend on data --------------------------------------------------------------------------------------------
+
+    def _prepare_data_sizes(self) -> None:
+        self._made: dict[int, list[tuple[int, int]]] = {}  # buffer -> (symbol, axis)
+        for k, size in enumerate(self.program.data_sizes, self.given):
+            self._made.setdefault(size.buffer, []).append((k, size.axis))
+        self._hidden_by: dict[frozenset[int], frozenset[int]] = {frozenset(): frozenset()}
+
+    def _hidden(self, unknown: frozenset[int]) -> frozenset[int]:
+        """The registers that have no value while these symbols are unknown."""
+        found = self._hidden_by.get(unknown)
+        if found is None:
+            found = self._hidden_by[unknown] = frozenset(
+                r for k in unknown for r in dependents(self.program.code, k, k + 1)
+            )
+        return found
+
+    def _waiting(self, hidden: frozenset[int]) -> frozenset[int]:
+        """The kernels that need one of these registers."""
+        if not hidden:
+            return hidden
+        found = {kernel for _, _, _, reg, kernel in self._holes if reg in hidden}
+        for k, step in enumerate(self.kernels):
+            if any(self.program.buffers[b].elements in hidden for b in step.buffers):
+                found.add(k)
+        return frozenset(found)
+
+    def _check_data_sizes(self, symbols: tuple[int, ...], regs: list[int], unknown: frozenset[int]) -> None:
+        for k, size in enumerate(self.program.data_sizes, self.given):
+            if k not in unknown and symbols[k] > regs[size.limit]:
+                name = self.program.symbols[k].name
+                raise ShapeError(
+                    f"dimension {name!r} is {symbols[k]}, which is more than the {regs[size.limit]} there are"
+                )
 
     # -- errors ---------------------------------------------------------------------------------------------------------------
 
@@ -239,7 +316,7 @@ class Binder:
 
     def _sources(self, symbol: int) -> list[int]:
         """The sizes that a symbol is computed from."""
-        return _dependencies(self.program.solve, self.program.solved[symbol])
+        return _dependencies(self.program.solve, self.program.solved[symbol]) if symbol < self.given else []
 
     def _symbol_error(self, symbols: tuple[int, ...], sizes: tuple[int, ...] | None) -> ShapeError:
         for i, (value, s) in enumerate(zip(symbols, self.program.symbols, strict=True)):
@@ -282,6 +359,7 @@ class Binder:
             given = [f"{self.program.symbols[k].name} = {symbols[k]}" for k in used]
         else:
             given = [f"{self._axis(j)} is {sizes[j]}" for j in sorted({j for k in used for j in self._sources(k)})]
+            given += [f"{self.program.symbols[k].name} = {symbols[k]} in this data" for k in used if k >= self.given]
         return ShapeError(text + _origin(check.origin) + _because(given))
 
     # -- buffers --------------------------------------------------------------------------------------------------------------
@@ -309,7 +387,12 @@ class Binder:
         self._lanes = np.array([LANES * item_size(b.dtype) // dtype_of(b.dtype).itemsize for b in buffers], np.int64)
 
     def _check_buffers(
-        self, regs: list[int], numbers: np.ndarray, inexact: np.ndarray | None, symbols: tuple[int, ...]
+        self,
+        regs: list[int],
+        numbers: np.ndarray,
+        inexact: np.ndarray | None,
+        symbols: tuple[int, ...],
+        hidden: frozenset[int],
     ) -> None:
         """No size is negative, every buffer holds its elements and lies inside its arena."""
         if not len(self._buffer_elements):
@@ -319,6 +402,8 @@ class Binder:
         if dims.size and dims.min() < 0:
             self._negative(regs, symbols)
         bad = elements[self._claim_buffer] < dims.prod(axis=1, dtype=np.float64)  # floats: the product must not wrap
+        if hidden:
+            bad &= ~np.isin(self._buffer_elements, list(hidden))[self._claim_buffer]
         offset, top = numbers[self._buffer_offset], numbers[self._buffer_arena]
         rows = -(-elements // self._lanes)[self._in_arena]
         outside = (offset < 0) | (offset > top) | (rows > top - offset)

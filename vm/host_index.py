@@ -253,15 +253,32 @@ def _nonzero(xs: list[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
 
 
 def _unique(xs: list[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
-    """The distinct entries of a vector, ascending or by first occurrence; first index, inverse and count of each (int64)."""
-    x = xs[0]
-    values, first, inverse, counts = np.unique(widen(x), return_index=True, return_inverse=True, return_counts=True)
+    """The distinct slices along ``axis`` (entries of a vector), ascending or by first occurrence; first index, inverse and count of
+    each (int64)."""
+    x, axis = xs[0], attrs.get("axis", 0)
+    if x.ndim == 1:  # NaN is equal to NaN
+        _, first, inverse, counts = np.unique(widen(x), return_index=True, return_inverse=True, return_counts=True)
+    else:
+        n = x.shape[axis]
+        first, inverse, counts = _distinct_rows(widen(np.moveaxis(x, axis, 0)).reshape(n, x.size // max(n, 1)))
     if not attrs["sorted"]:
         order = np.argsort(first, kind="stable")
         rank = np.argsort(order, kind="stable")
-        values, first, inverse, counts = values[order], first[order], rank[inverse], counts[order]
-    indices = [a.astype(np.int64) for a in (first, inverse.reshape(x.shape), counts)]
-    return [values.astype(x.dtype, copy=False), *indices]
+        first, inverse, counts = first[order], rank[inverse], counts[order]
+    indices = [a.astype(np.int64).reshape(-1) for a in (first, inverse, counts)]
+    return [np.take(x, first, axis), *indices]
+
+
+def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First index, inverse and count of the distinct rows of a matrix, in lexicographic order."""
+    n, width = rows.shape
+    order = np.lexsort(rows.T[::-1]) if width else np.arange(n)
+    new = np.ones(n, bool)
+    new[1:] = (rows[order][1:] != rows[order][:-1]).any(axis=1)
+    group = np.cumsum(new) - 1
+    inverse = np.empty(n, np.int64)
+    inverse[order] = group
+    return order[new], inverse, np.bincount(group)
 
 
 def _one(fn: Callable[[np.ndarray, Attrs], np.ndarray]) -> HostFunction:

@@ -125,6 +125,16 @@ class HostStep:
 
 
 @dataclass(frozen=True)
+class DataSize:
+    """Where the size comes from that a symbol stands for and no input has: axis ``axis`` of what a host step stores in ``buffer``.
+    It is at most the register ``limit``, which memory is laid out for."""
+
+    buffer: int
+    axis: int
+    limit: Reg
+
+
+@dataclass(frozen=True)
 class CondStep:
     """Reads the scalar buffer ``selector`` (bool or int, clamped) and runs that branch."""
 
@@ -160,7 +170,9 @@ class Program:
     """Everything a launch needs.
 
     ``solve`` maps all input sizes (inputs in order, axes in order) to the symbols, whose registers are ``solved``; ``code`` maps the
-    symbols (in order) to every other integer. ``arena_rows[(space, item_size)]`` is the register with the arena's size in lane rows.
+    symbols (in order) to every other integer. The last symbols may depend on data: ``data_sizes`` tells for each of them, in order,
+    which host step of the queue makes it known; no place in memory depends on them.
+    ``arena_rows[(space, item_size)]`` is the register with the arena's size in lane rows.
     """
 
     symbols: tuple[Symbol, ...]
@@ -175,6 +187,7 @@ class Program:
     steps: tuple[Step, ...]
     constants: tuple[np.ndarray, ...]
     arena_rows: dict[tuple[int, int], Reg]
+    data_sizes: tuple[DataSize, ...] = ()
     chip: str = "910B1"
     in_tree: Any = None  # plain nested data that describes the argument and result pytrees (see dvm.trees)
     out_tree: Any = None

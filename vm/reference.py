@@ -40,7 +40,8 @@ class Reference:
         self, program: Program, chip: Chip | None = None, cores: int | None = None, binder: Binder | None = None
     ) -> None:
         self.program, self.chip, self.cores = program, chip or Chip.load(program.chip), cores
-        self.steps = (binder or Binder(program)).steps
+        self.binder = binder or Binder(program)
+        self.steps = self.binder.steps
         self.kernels: dict[int, Kernel] = {}
 
     def launch(self, bound: BoundProgram, arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -130,6 +131,8 @@ class _Launch:
 
     def host(self, step: HostStep, index: int) -> None:
         results = host.call(step.function, [self.read(b) for b in step.inputs], self.bound.host_attrs[index])
+        if self.bound.unknown:
+            self.bound = self.owner.binder.after_host(self.bound, step, results)
         for b, value in zip(step.outputs, results, strict=True):
             if tuple(np.shape(value)) != self.bound.shape(b):
                 raise ProgramError(

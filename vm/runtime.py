@@ -86,7 +86,7 @@ class Executable:
     def reserve(self, symbols: Mapping[str, int]) -> None:
         """Sizes the arenas for these symbol values and compiles for them."""
         values = []
-        for s in self.program.symbols:
+        for s in self.program.symbols[: self.binder.given]:  # no place in memory depends on the others
             value = symbols.get(s.name, s.max)
             if value is None:
                 raise ShapeError(f"reserve needs a value for {s.name!r}, which has no maximum")
@@ -96,11 +96,11 @@ class Executable:
             self._compile_all()
 
     def _rows_at(self, symbols: tuple[int, ...]) -> dict[Key, int]:
-        regs = self.program.code.run(symbols)
+        regs = self.program.code.run((*symbols, *[0] * len(self.program.data_sizes)))
         return {key: max(regs[reg], 0) for key, reg in self.program.arena_rows.items()}
 
     def _reserve_maxima(self) -> None:
-        highest = [s.max for s in self.program.symbols]
+        highest = [s.max for s in self.program.symbols[: self.binder.given]]
         if any(h is None for h in highest):
             return
         rows = self._rows_at(tuple(h for h in highest if h is not None))
@@ -421,6 +421,9 @@ class _Launch:
     def host(self, step: HostStep, index: int) -> None:
         inputs = [self.read(b) for b in step.inputs]
         results = host.call(step.function, inputs, self.bound.host_attrs[index])
+        if self.bound.unknown:
+            self.bound = self.owner.binder.after_host(self.bound, step, results)
+            self.scalars = self.owner._scalars.setdefault(self.bound, {})
         for b, value in zip(step.outputs, results, strict=True):
             if tuple(np.shape(value)) != self.bound.shape(b):
                 raise ProgramError(

@@ -364,6 +364,7 @@ BLOCK = Sequence(AnyStep())
 
 _SYMBOL = Record(pg.Symbol, name=TEXT, min=INT, max=MAYBE, multiple_of=INT, remainder=INT, origin=DEBUG)
 _SPEC = Record(pg.TensorSpec, name=TEXT, dtype=TEXT, dims=INTS, text=TEXTS)
+_DATA_SIZE = Record(pg.DataSize, buffer=INT, axis=INT, limit=INT)
 _CHECK = Record(pg.Check, reg=INT, message=TEXT, origin=DEBUG)
 _PATCH = Record(pg.Patch, word=INT, lo=INT, width=INT, param=INT)
 _RELOC = Record(pg.Reloc, word=INT, buffer=INT)
@@ -414,4 +415,5 @@ PROGRAM = Record(
     chip=TEXT,
     in_tree=PLAIN,
     out_tree=PLAIN,
+    data_sizes=Sequence(_DATA_SIZE),
 )

@@ -16,7 +16,7 @@ from vm import intcode, isa
 from vm.dtypes import DTYPES, INTEGERS, dtype_of, item_size
 from vm.errors import ProgramError
 from vm.host import CODES
-from vm.intcode import IntCode
+from vm.intcode import IntCode, Reg
 from vm.program import (
     INPUT,
     PINNED,
@@ -61,7 +61,8 @@ def _validate(program: Program) -> None:
         f"solve takes {program.solve.n_inputs} sizes, the inputs have {rank_total}",
     )
     _integer_code(program.solve, [_SIZE_LIMIT] * rank_total, "solve")
-    _expect(len(program.solved) == len(program.symbols), "one solved register per symbol is needed")
+    n_data = len(program.data_sizes)
+    _expect(len(program.solved) + n_data == len(program.symbols), "one solved register per symbol is needed")
     _registers(program.solved, program.solve, "solved")
     for kind, specs in (("input", program.inputs), ("output", program.outputs)):
         for i, spec in enumerate(specs):
@@ -88,6 +89,8 @@ def _validate(program: Program) -> None:
             f"constant {i} has no known element type",
         )
     _buffers(program, known)
+    if n_data:
+        _data_sizes(program)
     words = _steps(program, program.steps, 0)
     _expect(words <= MAX_WORDS, f"the steps launch {words} words, more than {MAX_WORDS}")
     plain_name = isinstance(program.chip, str) and _CHIP_NAME.fullmatch(program.chip)
@@ -244,6 +247,40 @@ def _buffers(program: Program, known: dict[int, int]) -> None:
             produced.add(buffer.output)
     missing = [i for i in range(len(program.outputs)) if i not in produced]
     _expect(not missing, f"outputs {missing} have no buffer")
+
+
+def _data_sizes(program: Program) -> None:
+    """Each is made by one host step of the main queue, and no place in memory depends on one."""
+    writers: dict[int, int] = {}
+    for step in program.steps:
+        if isinstance(step, HostStep):
+            _in_range(step.outputs, len(program.buffers), f"host {step.function}, buffer")
+            for b in step.outputs:
+                writers[b] = writers.get(b, 0) + 1
+    late = dependents(program.code, len(program.solved), len(program.symbols))
+    for k, size in enumerate(program.data_sizes):
+        what = f"data-dependent size {program.symbols[len(program.solved) + k].name!r}"
+        _in_range([size.buffer], len(program.buffers), f"{what}, buffer")
+        _in_range([size.axis], len(program.buffers[size.buffer].dims), f"{what}, axis")
+        _registers([size.limit], program.code, what)
+        _expect(writers.get(size.buffer) == 1, f"{what}: not one host step of the queue makes it known")
+        _expect(size.limit not in late, f"{what}: its limit depends on data")
+    for spec in program.inputs:
+        _expect(late.isdisjoint(spec.dims), f"input {spec.name!r}: a dimension depends on data")
+    places = [*program.arena_rows.values(), *(b.offset for b in program.buffers if b.offset is not None)]
+    _expect(late.isdisjoint(places), "a place in memory depends on data")
+
+
+def dependents(code: IntCode, first: int, end: int) -> set[Reg]:
+    """The inputs ``first`` to ``end`` (not included) of ``code``, and all registers that are computed from them."""
+    found = set(range(first, end))
+    for here, (op, a, b) in enumerate(code.code, code.n_inputs):
+        if op == intcode.CONST:
+            continue
+        operands = (a, b >> 32, b & 0xFFFFFFFF) if op == intcode.SELECT else (a, b)
+        if not found.isdisjoint(operands):
+            found.add(here)
+    return found
 
 
 def _fixed(program: Program, buffer: Buffer, known: dict[int, int], what: str) -> None:

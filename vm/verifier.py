@@ -289,18 +289,21 @@ class BoundCheck:
         """Raises ``ProgramError`` if a loop's numbers disagree, if loops take too many steps, or if an access may leave its buffer."""
         words = bound.words
         if len(self.loops):
-            self._check_loops(words)
+            self._check_loops(words, bound.waiting)
         if len(self.accesses):
             bad = self._outside(words, bound)
             for i in bad.tolist():
                 self._exact(i, bound)
             for i in self.stores:
-                self._once(i, words)
+                if int(self._kernel[i]) not in bound.waiting:
+                    self._once(i, words)
 
-    def _check_loops(self, words: np.ndarray) -> None:
+    def _check_loops(self, words: np.ndarray, waiting: frozenset[int]) -> None:
         first, extent = words[self._loop_word + 1], words[self._loop_word + 2] & np.uint64((1 << 40) - 1)
         tile, trips = first >> np.uint64(8) & np.uint64((1 << 24) - 1), first >> np.uint64(32)
         wrong = trips != (extent + tile - np.uint64(1)) // np.maximum(tile, np.uint64(1))
+        if waiting:
+            wrong &= ~np.isin(self._loop_kernel, list(waiting))
         steps = np.multiply.reduceat(trips.astype(np.float64), self._nest)
         if wrong.any():
             i = int(wrong.argmax())
@@ -344,7 +347,10 @@ class BoundCheck:
         sizes = self._extent(words, self._size_loop, self._size_fixed)
         np.logical_or.at(nothing, self._size_access, sizes == 0)
         elements = np.array([bound.regs[r] for r in self._elements.tolist()], np.float64)
-        return np.flatnonzero(((least < 0) | (most >= elements)) & ~nothing)
+        bad = ((least < 0) | (most >= elements)) & ~nothing
+        if bound.waiting:  # checked when their sizes are known
+            bad &= ~np.isin(self._kernel, list(bound.waiting))
+        return np.flatnonzero(bad)
 
     def _once(self, i: int, words: np.ndarray) -> None:
         """A store writes no element twice: taken from the smallest step up, every dim steps over all that the dims before it reach."""

@@ -27,6 +27,7 @@ class Builder(GraphBuilder):
         self.parent = parent
         self.captured: list[Tensor] = []
         self._values: dict[Tensor, Value] = {}
+        self._nonzero: dict[Value, Value] = {}
 
     def value(self, x: Tensor | Value) -> Value:
         """The graph value of a tensor; makes a constant, dims or a captured input if it has none here yet."""
@@ -67,6 +68,12 @@ class Builder(GraphBuilder):
         return self.dim(element, dtype)
 
     # ---- shapes
+
+    def nonzero(self, x: Value) -> Value:
+        """int64[rank, count]: where ``x`` is not 0. The same mask gives the same value, and so one symbol for its count."""
+        if x not in self._nonzero:
+            self._nonzero[x] = self.op("nonzero", x)
+        return self._nonzero[x]
 
     def broadcast_shape(self, *shapes: Shape) -> Shape:
         """As in ``GraphBuilder``, with what a table sliced to the length of an input implies."""

@@ -65,7 +65,7 @@ def _size(c: Call) -> Result:
 
 @converter("NonZero")
 def _non_zero(c: Call) -> Result:
-    """A constant, or the trick ``NonZero(ones(n))`` for ``arange(n)``; otherwise the size depends on data."""
+    """A constant, or the trick ``NonZero(ones(n))`` for ``arange(n)``; otherwise a new symbol that the launch finds out."""
     tensor = c.tensor(0)
     if tensor.array is not None:
         found = np.nonzero(np.atleast_1d(tensor.array))
@@ -75,7 +75,20 @@ def _non_zero(c: Call) -> Result:
         source = node.inputs[0].producer
         if source is not None and source.op == "constant" and source.attrs["value"].all():
             return c.builder.iota((1, tensor.shape[0]), 1)
-    raise c.unsupported("the size of the result depends on data")
+    x = c.x(0)
+    return c.builder.nonzero(x if x.rank else c.builder.reshape(x, (1,)))
+
+
+@converter("Unique")
+def _unique(c: Call) -> Result:
+    """Values, first indices, inverse and counts; how many there are is a new symbol that the launch finds out."""
+    b, x = c.builder, c.x(0)
+    given = c.attr("axis", None)
+    axis = 0 if given is None else c.axis(given, x.rank)
+    if given is None:
+        x = b.reshape(x, (symbolic.product(x.shape),))
+    found = b.ops("unique", [x], sorted=bool(c.attr("sorted", 1)), axis=axis)
+    return [value if c.wants(i) else None for i, value in enumerate(found)][: len(c.node.output)]
 
 
 # ---- sequences, whose length is known while converting

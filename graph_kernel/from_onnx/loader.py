@@ -14,7 +14,8 @@ from graph_kernel.from_onnx.inputs import DimSpec, InputDims
 from graph_kernel.from_onnx.registry import np_dtype
 from graph_kernel.from_onnx.source import opsets_of, read_model
 from graph_kernel.from_onnx.tensor import Tensor
-from graph_kernel.ir import Graph, Node, Origin, Value
+from graph_kernel.ir import Graph, Origin, Value
+from graph_kernel.passes.liveness import remove_dead
 from symbolic import Relation, Scope
 from vm.errors import CompileError, DvmError, UnsupportedOp
 
@@ -63,7 +64,7 @@ def _load(
     convert_nodes(frame, proto.graph.node)
     frame.problems.report()
     graph.outputs = _outputs(frame, [o.name for o in proto.graph.output])
-    remove_dead(graph)
+    _remove_dead(graph)
     return graph
 
 
@@ -107,14 +108,8 @@ def _outputs(frame: Frame, names: list[str]) -> list[Value]:
     return outputs
 
 
-def remove_dead(graph: Graph) -> None:
+def _remove_dead(graph: Graph) -> None:
     """Drops nodes that no output needs, in sub-graphs too: what folded shape computations leave behind."""
-    needed = dict.fromkeys(graph.outputs)
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        if any(v in needed for v in node.outputs):
-            kept.append(node)
-            needed.update(dict.fromkeys(node.inputs))
-    graph.nodes = kept[::-1]
+    remove_dead(graph)
     for inner in graph.subgraphs():
-        remove_dead(inner)
+        _remove_dead(inner)

@@ -256,16 +256,21 @@ def _center_crop_pad(c: Call) -> Result:
 
 @converter("Compress")
 def _compress(c: Call) -> Result:
-    """Only with a constant condition: otherwise the size of the result depends on data."""
+    """The rows where the condition holds; unless it is a constant, their number is a new symbol that the launch finds out."""
     b, x = c.builder, c.x(0)
-    condition = c.tensor(1).array
-    if condition is None:
-        raise c.unsupported("the size of the result depends on data")
+    condition = c.tensor(1)
     if c.attr("axis", None) is None:
         x, axis = b.reshape(x, (symbolic.product(x.shape),)), 0
     else:
         axis = c.axis(c.attr("axis"), x.rank)
-    rows = np.flatnonzero(condition)
-    if rows.size and not at_least(b.scope, x.shape[axis], int(rows[-1]) + 1):
-        b.require(symbolic.gt(x.shape[axis], int(rows[-1])), "the condition may not be longer than the axis")
-    return b.take(x, b.constant(rows, np.int64), axis)
+    size = x.shape[axis]
+    if condition.array is None:
+        b.require(
+            symbolic.le(condition.shape[0], size), f"the condition may not be longer than the axis of size {size}"
+        )
+        rows = b.nonzero(c.x(1))
+        return b.take(x, b.reshape(rows, rows.shape[1:]), axis)
+    chosen = np.flatnonzero(condition.array)
+    if chosen.size and not at_least(b.scope, size, int(chosen[-1]) + 1):
+        b.require(symbolic.gt(size, int(chosen[-1])), "the condition may not be longer than the axis")
+    return b.take(x, b.constant(chosen, np.int64), axis)

@@ -19,6 +19,14 @@ from graph_kernel.fusion.views import VIEW_OPS
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.ops import OPS
 from graph_kernel.ops.base import Pattern, on_chip
+from graph_kernel.passes.liveness import (
+    after_sizes,
+    data_symbols,
+    defined_in_order,
+    defined_symbols,
+    remove_dead,
+    used_symbols,
+)
 
 FREE_OPS = VIEW_OPS | {"broadcast", "iota", "constant", "dim"}
 GENERATORS = frozenset(("iota", "constant", "dim"))
@@ -96,6 +104,7 @@ class Fuser:
         self.graph, self.scope, self.enabled, self.lower = graph, graph.scope, enabled, lower
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.users = graph.users()
+        self.makers = self._size_makers()
         self.forced: dict[Value, None] = {}
         self.aliases: dict[Value, Value] = {}
         self.group_of: dict[Node, Group] = {}
@@ -106,6 +115,21 @@ class Fuser:
         self.constants = {n.output for n in graph.nodes if n.op == "constant" and not _is_carried(n)}
         self.tried: dict[tuple[int, int], str] = {}
         self.count = 0
+
+    def _size_makers(self) -> dict[Node, list[Value]]:
+        """For each node that uses sizes that depend on data, the values that have them. Such a node counts as a user of these values,
+        so that no kernel comes before a size that it needs."""
+        data = data_symbols(self.graph)
+        if not data:
+            return {}
+        made = {name: value for name, (value, _) in defined_in_order(self.graph).items()}
+        found: dict[Node, list[Value]] = {}
+        for node in self.graph.nodes:
+            for name in sorted(used_symbols(node, data)):
+                if name in made and made[name] not in node.inputs:
+                    found.setdefault(node, []).append(made[name])
+                    self.users.setdefault(made[name], []).append(node)
+        return found
 
     # --- classes of nodes ---------------------------------------------------------------------------------------------------------
     def _free_nodes(self) -> set[Node]:
@@ -558,7 +582,7 @@ class Fuser:
             nodes = self.closure(step.nodes if isinstance(step, Group) else [step])
             out = []
             for node in nodes:
-                for value in node.inputs:
+                for value in (*node.inputs, *self.makers.get(node, ())):
                     while value in self.aliases:
                         value = self.aliases[value]
                     other = maker.get(value)
@@ -711,6 +735,7 @@ def _is_empty(value: Value) -> bool:
 def empty_results(graph: Graph) -> None:
     """Whatever has no element at any size is made from nothing: its node becomes a broadcast scalar, and what only it read is dropped."""
     out: list[Node] = []
+    data = data_symbols(graph)
     for node in graph.nodes:
         if node.op == "pad" and _is_empty(node.inputs[0]) and on_chip("pad", [node.output.dtype]):
             node.op, node.inputs, node.attrs = "broadcast", node.inputs[1:], {"shape": node.output.shape, "dims": ()}
@@ -719,6 +744,7 @@ def empty_results(graph: Graph) -> None:
         empty = bool(node.outputs) and all(map(_is_empty, node.outputs))
         if (
             not empty
+            or (data and defined_symbols(node, data))
             or OPS[node.op].pattern is Pattern.CONTROL
             or node.op == "constant"
             or not on_chip("add", [v.dtype for v in node.outputs])
@@ -730,17 +756,13 @@ def empty_results(graph: Graph) -> None:
             fill = Node("broadcast", zero.outputs, (value,), {"shape": value.shape, "dims": ()}, node.origin)
             value.producer = fill
             out += [zero, fill]
-    used = set(graph.outputs)
-    kept: list[Node] = []
-    for node in reversed(out):
-        if any(v in used for v in node.outputs):
-            kept.append(node)
-            used.update(node.inputs)
-    graph.nodes[:] = reversed(kept)
+    graph.nodes[:] = out
+    remove_dead(graph)
 
 
 def fuse(graph: Graph, enabled: bool = True, lower: Lower | None = None) -> Plan:
     """Fuses a graph. With ``enabled`` False every node is a kernel of its own. ``lower`` is asked whether a group has code."""
     empty_results(graph)
+    after_sizes(graph)
     unshare(graph)
     return Fuser(graph, enabled, lower).run()

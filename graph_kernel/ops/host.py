@@ -23,7 +23,7 @@ from graph_kernel.ops.base import (
     widen,
 )
 from graph_kernel.ops.reduce import highest, lowest
-from symbolic import Dim, Scope, ge, smax
+from symbolic import Dim, Scope, ge, le, product, smax
 
 
 def _host(name: str, n: int | None, infer: Infer, evaluate: Evaluate, doc: str) -> None:
@@ -314,35 +314,70 @@ _host(
 # ---- sizes that depend on data
 
 
+def _count(scope: Scope, hint: str, most: Dim, origin: Origin) -> Dim:
+    """A size that is known when the op has run: between 0 and ``most``."""
+    size = scope.fresh(hint, 0, str(origin))
+    scope.assume(le(size, most), str(origin))
+    return size
+
+
 def _infer_nonzero(scope: Scope, inputs: tuple[Value, ...], attrs: Attrs, origin: Origin) -> list[Type]:
-    return [((inputs[0].rank, scope.fresh("nonzero", 0, str(origin))), np.dtype(np.int64))]
+    (x,) = inputs
+    return [((x.rank, _count(scope, "nonzero", product(x.shape), origin)), np.dtype(np.int64))]
+
+
+def _evaluate_nonzero(xs: list[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
+    x = xs[0]
+    return [np.argwhere(x).T.astype(np.int64).reshape(x.ndim, -1 if x.ndim else int(x.any()))]
 
 
 _host(
     "nonzero",
     1,
     _infer_nonzero,
-    lambda xs, attrs: [np.stack(np.nonzero(np.atleast_1d(xs[0]))[: xs[0].ndim]).astype(np.int64)],
+    _evaluate_nonzero,
     "indices of the entries that are not 0, [rank, count] in row-major order; the count depends on data",
 )
 
 
 def _infer_unique(scope: Scope, inputs: tuple[Value, ...], attrs: Attrs, origin: Origin) -> list[Type]:
     (x,) = inputs
-    if x.rank != 1:
-        raise fail(origin, f"unique takes a tensor of rank 1, not {x!r}")
-    count = scope.fresh("unique", 0, str(origin))
+    axis = attrs.get("axis", 0)
+    if not 0 <= axis < x.rank:
+        raise fail(origin, f"unique along axis {axis} of {x!r}")
+    size = x.shape[axis]
+    count = _count(scope, "unique", size, origin)
     long = np.dtype(np.int64)
-    return [((count,), x.dtype), ((count,), long), (x.shape, long), ((count,), long)]
+    values = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+    return [(values, x.dtype), ((count,), long), ((size,), long), ((count,), long)]
 
 
 def _evaluate_unique(xs: list[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
-    values, first, inverse, counts = np.unique(xs[0], return_index=True, return_inverse=True, return_counts=True)
-    if not attrs["sorted"]:
-        order = np.argsort(first, kind="stable")
-        rank = np.argsort(order, kind="stable")
-        values, first, inverse, counts = values[order], first[order], rank[inverse], counts[order]
-    return [values, first.astype(np.int64), inverse.reshape(xs[0].shape).astype(np.int64), counts.astype(np.int64)]
+    x, axis = xs[0], attrs.get("axis", 0)
+    rows = np.moveaxis(x, axis, 0)
+    order: Sequence[int] = range(len(rows))
+    if attrs["sorted"] and x.ndim == 1:
+        order = np.argsort(widen(x), kind="stable").tolist()
+    elif attrs["sorted"]:
+        order = sorted(order, key=lambda i: tuple(widen(rows[i]).reshape(-1).tolist()))
+    first: list[int] = []
+    inverse = np.zeros(len(rows), np.int64)
+    counts: list[int] = []
+    for i in order:
+        same = next((k for k, j in enumerate(first) if _same(rows[i], rows[j])), None)
+        if same is None:
+            first.append(i)
+            counts.append(0)
+            same = len(first) - 1
+        inverse[i] = same
+        counts[same] += 1
+    at = np.array(first, np.int64)
+    return [np.moveaxis(rows[at], 0, axis), at, inverse, np.array(counts, np.int64)]
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    """NaN is equal to NaN as an entry of a vector, not inside a slice."""
+    return bool(((a == b) | ((a != a) & (b != b) & (a.ndim == 0))).all())
 
 
 _host(
@@ -350,5 +385,5 @@ _host(
     1,
     _infer_unique,
     _evaluate_unique,
-    "distinct entries (ascending, or by first occurrence if not sorted), first index, inverse and count of each",
+    "distinct slices along axis (0 if not given; ascending, or by first occurrence if not sorted), first index, inverse and count of each",
 )

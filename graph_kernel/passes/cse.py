@@ -11,7 +11,7 @@ import numpy as np
 
 from graph_kernel.ir import Graph, Value
 from graph_kernel.passes.base import Pass
-from graph_kernel.passes.liveness import defined_symbols
+from graph_kernel.passes.liveness import data_symbols, defined_symbols
 from symbolic import Expr
 
 _SAMPLES = 32
@@ -34,7 +34,7 @@ class CommonSubexpressions(Pass):
         pool = ConstantPool()
         mapping: dict[Value, Value] = {}
         kept = []
-        data = {name for name, info in graph.scope.symbols.items() if info.data_dependent}
+        data = data_symbols(graph)
         for node in graph.nodes:
             if any(v in mapping for v in node.inputs):
                 node.inputs = tuple(mapping.get(v, v) for v in node.inputs)

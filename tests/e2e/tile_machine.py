@@ -78,9 +78,9 @@ class Machine:
                 _Core(self, kernel, self.bound.kernel_words(item.index), step).run()
             elif isinstance(step, HostStep):
                 inputs = [self.memory(b).reshape(self.bound.shape(b)) for b in step.inputs]
-                for b, value in zip(
-                    step.outputs, host.call(step.function, inputs, self.bound.host_attrs[item.index]), strict=True
-                ):
+                results = host.call(step.function, inputs, self.bound.host_attrs[item.index])
+                self.bound = self.binder.after_host(self.bound, step, results)
+                for b, value in zip(step.outputs, results, strict=True):
                     if tuple(np.shape(value)) != self.bound.shape(b):
                         raise MachineFault(
                             f"host function {step.function} gave {np.shape(value)}, expected {self.bound.shape(b)}"
