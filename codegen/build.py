@@ -47,8 +47,8 @@ from vm.program import (
 class ProgramBuilder:
     """Builds one program. ``emit`` handles a graph and is used again for branches and bodies."""
 
-    def __init__(self, graph: Graph, chip: Chip, fused: bool = True) -> None:
-        self.graph, self.scope, self.chip, self.fused = graph, graph.scope, chip, fused
+    def __init__(self, graph: Graph, chip: Chip, fused: bool = True, siblings: fusion.Siblings | None = None) -> None:
+        self.graph, self.scope, self.chip, self.fused, self.siblings = graph, graph.scope, chip, fused, siblings
         dims = [(v.name, axis, d) for v in graph.inputs for axis, d in enumerate(v.shape)]
         self.solution = solve(self.scope, dims)
         self.symbols = [name for name, _ in self.solution.steps]
@@ -128,7 +128,7 @@ class ProgramBuilder:
         """Steps of a graph whose inputs are in the buffers ``bound``; its results go to ``targets`` (None: to an output of the
         program)."""
         _own_outputs(graph)
-        plan = fusion.fuse(graph, self.fused, self.lower_group)
+        plan = fusion.fuse(graph, self.fused, self.lower_group, self.siblings)
         self.merges += plan.merges
         self.cuts += plan.cuts
         buffers = dict(bound)
@@ -505,14 +505,15 @@ def _host_name(node: Node) -> str:
 
 
 def compile_graph(graph: Graph, options: Mapping[str, Any] | None = None) -> Program:
-    """Compiles an optimised graph. Options: ``chip`` (a name in configs/npu or a path), ``fusion`` (False: one kernel a node).
+    """Compiles an optimised graph. Options: ``chip`` (a name in configs/npu or a path), ``fusion`` (False: one kernel a node),
+    ``siblings`` (a ``fuse.Siblings``: which groups to make one kernel though neither reads the other).
 
     Raises ``CompileError`` where a node has neither a kernel form nor a host function.
     """
     options = dict(options or {})
     chip = Chip.load(options.get("chip", "910B1"))
     try:
-        return ProgramBuilder(graph, chip, bool(options.get("fusion", True))).build()
+        return ProgramBuilder(graph, chip, bool(options.get("fusion", True)), options.get("siblings")).build()
     except fusion.Refusal as refusal:
         raise CompileError(f"an operation has no kernel form: {refusal}") from refusal
 

@@ -21,6 +21,18 @@ from vm.errors import (
 if TYPE_CHECKING:
     from dvm.api import compile
     from dvm.dims import Dim, spec
+    from dvm.handwritten import (
+        IntArray,
+        Kernel,
+        KernelFunction,
+        bfloat16,
+        bool_,
+        float16,
+        float32,
+        int32,
+        int64,
+        kernel,
+    )
     from dvm.jitted import jit
     from dvm.program import CompiledProgram, load
     from dvm.statistics import Stats, stats
@@ -31,9 +43,19 @@ __version__ = "0.1.0"
 _LAZY = {
     "CompiledProgram": "dvm.program",
     "Dim": "dvm.dims",
+    "IntArray": "dvm.handwritten.arguments",
+    "Kernel": "dvm.handwritten",
+    "KernelFunction": "dvm.handwritten",
     "Stats": "dvm.statistics",
+    "bfloat16": "dvm.handwritten.arguments",
+    "bool_": "dvm.handwritten.arguments",
     "compile": "dvm.api",
+    "float16": "dvm.handwritten.arguments",
+    "float32": "dvm.handwritten.arguments",
+    "int32": "dvm.handwritten.arguments",
+    "int64": "dvm.handwritten.arguments",
     "jit": "dvm.jitted",
+    "kernel": "dvm.handwritten",
     "load": "dvm.program",
     "spec": "dvm.dims",
     "stats": "dvm.statistics",
@@ -45,13 +67,23 @@ __all__ = [
     "Dim",
     "DvmError",
     "InputError",
+    "IntArray",
+    "Kernel",
+    "KernelFunction",
     "OutOfMemory",
     "ProgramError",
     "ShapeError",
     "Stats",
     "UnsupportedOp",
+    "bfloat16",
+    "bool_",
     "compile",
+    "float16",
+    "float32",
+    "int32",
+    "int64",
     "jit",
+    "kernel",
     "load",
     "spec",
     "stats",

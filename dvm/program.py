@@ -111,9 +111,12 @@ class CompiledProgram:
         return results
 
     def _launch(self, leaves: Sequence[Any]) -> list[Any]:
+        return list(self.executable.launch(self._admitted(leaves)))
+
+    def _admitted(self, leaves: Sequence[Any]) -> list[Any]:
         if len(leaves) != len(self._admit):
             raise InputError(f"expected {len(self._admit)} arrays, got {len(leaves)}")
-        return list(self.executable.launch([admit(leaf) for admit, leaf in zip(self._admit, leaves)]))
+        return [admit(leaf) for admit, leaf in zip(self._admit, leaves)]
 
     @property
     def executable(self) -> Any:
@@ -142,6 +145,11 @@ class CompiledProgram:
     def bind(self, dims: Mapping[str, int] | None = None, /, **more: int) -> BoundProgram:
         """The program with these sizes filled in, without arrays: to inspect. Raises ``ShapeError`` if they break a constraint."""
         return self._binder.bind_symbols(self._symbol_values(dims, more, partial=False))
+
+    def bind_flat(self, leaves: Sequence[Any]) -> BoundProgram:
+        """The program with the sizes of these flat inputs filled in. Raises as a launch would, and runs nothing."""
+        binder = self._binder
+        return binder.bind_sizes(binder.check_inputs(self._admitted(leaves)))
 
     @functools.cached_property
     def _binder(self) -> Binder:

@@ -29,7 +29,7 @@ import numpy as np
 import symbolic
 from graph_kernel.ir import NO_ORIGIN, Graph, Node, Origin, Value
 from graph_kernel.ops.base import is_float, is_int
-from symbolic import Dim, Expr, LaunchCheck, Scope
+from symbolic import Dim, Expr, Fact, LaunchCheck, Scope
 from vm.errors import CompileError
 
 INLINE = 16
@@ -271,7 +271,8 @@ class _Reader:
             scope.assume(rel, origin)
         while self.keyword("check"):
             rel, (origin, message) = self.relation()
-            scope.assume(rel, origin)
+            if Fact(rel, origin) not in scope.facts:  # an either-or fact does not prove itself quickly
+                scope.assume(rel, origin)
             scope.checks.append(LaunchCheck(rel, origin, message))
         return scope
 

@@ -7,6 +7,7 @@ its own copy, where they become index maps and immediates. A merge is legal if t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,7 @@ from graph_kernel.passes.liveness import (
     used_symbols,
 )
 
-FREE_OPS = VIEW_OPS | {"broadcast", "iota", "constant", "dim"}
+FREE_OPS = VIEW_OPS | {"broadcast", "iota", "constant", "dim", "barrier"}
 GENERATORS = frozenset(("iota", "constant", "dim"))
 EXPENSIVE = frozenset(
     [
@@ -86,6 +87,10 @@ class Group:
         return any(n.op in ops for n in self.nodes)
 
 
+Siblings = Callable[[Group, Group], bool]
+"""Whether two groups, neither of which reads the other, should be one kernel."""
+
+
 @dataclass
 class Plan:
     """The result: steps in order (groups and nodes left to the host or to control flow), stored values, aliases, and the record."""
@@ -100,8 +105,10 @@ class Plan:
 class Fuser:
     """Fuses one graph (not its sub-graphs)."""
 
-    def __init__(self, graph: Graph, enabled: bool = True, lower: Lower | None = None) -> None:
-        self.graph, self.scope, self.enabled, self.lower = graph, graph.scope, enabled, lower
+    def __init__(
+        self, graph: Graph, enabled: bool = True, lower: Lower | None = None, siblings: Siblings | None = None
+    ) -> None:
+        self.graph, self.scope, self.enabled, self.lower, self.siblings = graph, graph.scope, enabled, lower, siblings
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.users = graph.users()
         self.makers = self._size_makers()
@@ -238,6 +245,9 @@ class Fuser:
     def seed(self) -> None:
         """One group a node; what cannot be a kernel goes to the host, with its operands stored."""
         for node in self.graph.nodes:
+            if node.op == "barrier":
+                self.force(node.output)
+        for node in self.graph.nodes:
             if node in self.free:
                 continue
             if not self._chip(node):
@@ -316,7 +326,8 @@ class Fuser:
         self.forced[value] = None
         if producer not in self.free:
             return
-        if producer.op == "reshape" and not producer.attrs.get("copy") and not _is_scalar_chain(producer):
+        same_memory = producer.op == "barrier" or (producer.op == "reshape" and not producer.attrs.get("copy"))
+        if same_memory and not _is_scalar_chain(producer):
             self.force(producer.inputs[0])
             self.aliases[value] = producer.inputs[0]
             return
@@ -342,7 +353,19 @@ class Fuser:
             for name, allowed in RULES:
                 while self._sweep(name, allowed):
                     pass
+            if self.siblings is not None:
+                self._merge_siblings(self.siblings)
         return self._finish()
+
+    def _merge_siblings(self, allowed: Siblings) -> None:
+        """Merges groups that ``allowed`` wants as one, though neither reads the other: a kernel with several results."""
+        changed = True
+        while changed:
+            changed = False
+            for first, second in itertools.combinations(self.groups(), 2):
+                current = all(self.group_of[g.nodes[0]] is g for g in (first, second))
+                if current and allowed(first, second):
+                    changed |= self._merge(first, second, first.nodes[-1].outputs[0], "siblings")
 
     def groups(self) -> list[Group]:
         """Current groups by their first node."""
@@ -760,9 +783,10 @@ def empty_results(graph: Graph) -> None:
     remove_dead(graph)
 
 
-def fuse(graph: Graph, enabled: bool = True, lower: Lower | None = None) -> Plan:
-    """Fuses a graph. With ``enabled`` False every node is a kernel of its own. ``lower`` is asked whether a group has code."""
+def fuse(graph: Graph, enabled: bool = True, lower: Lower | None = None, siblings: Siblings | None = None) -> Plan:
+    """Fuses a graph. With ``enabled`` False every node is a kernel of its own. ``lower`` is asked whether a group has code, ``siblings``
+    which groups are to be one kernel even if neither reads the other."""
     empty_results(graph)
     after_sizes(graph)
     unshare(graph)
-    return Fuser(graph, enabled, lower).run()
+    return Fuser(graph, enabled, lower, siblings).run()

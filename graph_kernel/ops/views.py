@@ -1,4 +1,4 @@
-"""Data movement that is an index map: broadcast, reshape, transpose, slice, rev, pad, concat."""
+"""Data movement that is an index map: broadcast, reshape, barrier, transpose, slice, rev, pad, concat."""
 
 from __future__ import annotations
 
@@ -99,6 +99,19 @@ register(
         lambda xs, attrs: [xs[0].reshape(attrs["shape"])],
         value_rule=_reshape_value,
         doc="the elements of x in row-major order with a new shape",
+    )
+)
+
+
+register(
+    OpDef(
+        "barrier",
+        Pattern.VIEW,
+        1,
+        lambda scope, inputs, attrs, origin: [(inputs[0].shape, inputs[0].dtype)],
+        lambda xs, attrs: [xs[0]],
+        value_rule=lambda scope, values, attrs: values[0],
+        doc="x itself, in memory: no kernel holds both what makes x and what reads the result",
     )
 )
 

@@ -171,12 +171,17 @@ def transpose_of_broadcast(rw: Rewriter, node: Node) -> Value | None:
 
 
 def sink_broadcast(rw: Rewriter, node: Node) -> Value | None:
-    """op(broadcast(a), broadcast(b)) -> broadcast(op(a, b)) if one operand's axes include those of all others."""
+    """op(broadcast(a), broadcast(b)) -> broadcast(op(a, b)) if one operand's axes include those of all others.
+
+    Not where launch decides whether an axis is repeated: a load can do either, a computed value cannot.
+    """
     if not node.output.rank or not all(made_by(v, "broadcast") for v in node.inputs):
         return None
     inners = [v.producer for v in node.inputs]
     wide = max((n for n in inners if n is not None), key=lambda n: len(n.attrs["dims"]))
     base, dims = wide.inputs[0], wide.attrs["dims"]
+    if any(grows and d != 1 for grows, d in zip(expanded(rw, wide), base.shape, strict=True)):
+        return None
     place = {k: i for i, k in enumerate(dims)}
     operands: list[tuple[Value, list[int]]] = []
     for inner in inners:

@@ -271,6 +271,7 @@ CASES = [
     Case("threefry2x32", ["u m", "u m", "u m", "u m"], {}, None),
     Case("broadcast", ["f m"], {"shape": (n, m, k), "dims": (1,)}, None),
     Case("broadcast", ["f 1,n"], {"shape": (m, n), "dims": (0, 1)}, None, name="broadcast of a size 1"),
+    Case("barrier", ["f m,n"], {}, lambda x: x),
     Case("reshape", ["f m,n"], {"shape": (m * n,)}, lambda x: x.reshape(-1)),
     Case("reshape", ["f m,n,2"], {"shape": (n, 2, m)}, None, name="reshape to another order"),
     Case("transpose", ["f m,n,k"], {"perm": (2, 0, 1)}, lambda x: x.transpose(2, 0, 1)),
