@@ -17,7 +17,7 @@ from graph_kernel.fusion.layout import Layout
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.passes.liveness import defined_in_order
 from symbolic import Dim, Expr, ceildiv, highest, limits, lower, lower_relation, numel, solve
-from vm import intcode
+from vm import intcode, stacking
 from vm.chip import Chip
 from vm.errors import CompileError, UnsupportedOp
 from vm.intcode import Builder, Reg
@@ -407,7 +407,7 @@ class ProgramBuilder:
             fixed = all(isinstance(d, int) for d in value.shape)
             bound[value] = self.buffer(value, PINNED if fixed else INPUT, input=k)
         outputs = list(graph.outputs)
-        steps = self.emit(graph, bound, [None] * len(outputs))
+        steps, stages = stacking.arrange(self.emit(graph, bound, [None] * len(outputs)), self.templates, self.buffers)
         data_sizes = tuple(
             DataSize(self.made[value], axis, self.reg(self.tops[name])) for name, (value, axis) in self.makers.items()
         )
@@ -425,13 +425,14 @@ class ProgramBuilder:
             checks=checks,
             templates=tuple(self.templates),
             buffers=tuple(self.buffers),
-            steps=tuple(steps),
+            steps=steps,
             constants=tuple(self.constants),
             arena_rows=dict(sorted(self.arena_top.items())),
             data_sizes=data_sizes,
             chip=self.chip.name,
+            stages=stages,
             debug={
-                "kernels": self.kernels,
+                "kernels": self._in_order(steps),
                 "merges": self.merges,
                 "cuts": self.cuts,
                 "constraints": list(self.scope.constraints),
@@ -439,6 +440,11 @@ class ProgramBuilder:
                 "checks": [str(c) for c in self.scope.checks],
             },
         )
+
+    def _in_order(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
+        """What is said about the kernels, in the order of the steps."""
+        said = {kernel["name"]: kernel for kernel in self.kernels}
+        return [said[step.name] for step in stacking.kernels_of(steps)]
 
     def spec(self, value: Value) -> TensorSpec:
         return TensorSpec(value.name, value.dtype.name, self.regs(value.shape), tuple(map(str, value.shape)))

@@ -22,6 +22,7 @@ from vm.program import Program, Step, Symbol, TensorSpec
 if TYPE_CHECKING:
     import jax
 
+    from dvm.profile import Profile
     from vm.binder import Binder, BoundProgram
 
 TIERS = ("auto", "reference", "interpreter", "specialised")
@@ -240,6 +241,46 @@ class CompiledProgram:
     def explain(self) -> explaining.Explanation:
         """For every kernel which operations it holds and for every cut why; print it, or take ``.to_dict()``."""
         return explaining.Explanation(self._program, self.constraints, self._pass_seconds)
+
+    def profile(self, /, *args: Any, **kwargs: Any) -> Profile:
+        """Emulated time of one call, kernel by kernel; nothing is run. Takes what a call takes, of which only sizes count, or the sizes
+        themselves: ``prog.profile(b=2, s=128)`` or ``prog.profile({"b": 2, "s": 128})``. Print the result, or see ``dvm.profile``."""
+        from dvm.profile import Profile
+        from vm.timing import Machine
+
+        bound = self._bound_at(args, kwargs)
+        time = Machine(self._program, self._binder, timeline=True).time(bound)
+        return Profile(time, bound.dims, self.launches)
+
+    def _bound_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundProgram:
+        """The program at the sizes of a call's arguments, or at given sizes."""
+        named = (
+            {**args[0], **kwargs} if len(args) == 1 and isinstance(args[0], Mapping) else kwargs if not args else None
+        )
+        if (
+            named is not None
+            and set(named) <= set(self.symbols)
+            and all(hasattr(v, "__index__") for v in named.values())
+        ):
+            return self.bind(named)
+        leaves = self._signature.flatten(args, kwargs)
+        arrays = [admit(leaf) for admit, leaf in zip(self._admit, leaves, strict=True)]
+        return self._binder.bind_sizes(self._binder.check_inputs(arrays))
+
+    @property
+    def stages(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the kernels in launch order, those together that run side by side on cores of their own."""
+        from vm.stacking import stages
+
+        return tuple(tuple(step.name for step in stage) for stage in stages(self._program))
+
+    @property
+    def launches(self) -> int:
+        """Launches of one call: all kernels between two host operations are one, control flow whose predicate a kernel computes
+        included."""
+        from vm.stacking import launches
+
+        return launches(self._program)
 
     def disassemble(self, kernel: str | int | None = None) -> str:
         """The instructions as text, of one kernel (by name or number) or of all."""

@@ -53,6 +53,24 @@ class NumberedStep:
     blocks: tuple[tuple[NumberedStep, ...], ...] = ()
 
 
+@dataclass(frozen=True)
+class Region:
+    """Bytes ``[start, end)`` of an arena, or of a read-only array; the memory is named by ``memory``."""
+
+    memory: tuple[int, int]
+    start: int
+    end: int
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return self.end - self.start
+
+    def overlaps(self, other: Region) -> bool:
+        """Whether a byte is in both."""
+        return self.memory == other.memory and self.start < other.end and other.start < self.end
+
+
 @dataclass(eq=False)
 class BoundProgram:
     """A program at concrete sizes. Treat as read-only: it is shared by all launches of these sizes.
@@ -89,6 +107,16 @@ class BoundProgram:
     def shape(self, buffer: int) -> tuple[int, ...]:
         """The shape of a buffer."""
         return self.values(self.program.buffers[buffer].dims)
+
+    def region(self, buffer: int) -> Region:
+        """The bytes of a buffer."""
+        b = self.program.buffers[buffer]
+        item = dtype_of(b.dtype).itemsize
+        n = self.regs[b.elements] * item
+        if b.space == PINNED or b.offset is None:
+            return Region((PINNED, b.input or 0 if b.constant is None else -1 - b.constant), 0, n)
+        start = self.regs[b.offset] * LANES * item_size(b.dtype)
+        return Region((b.space, item_size(b.dtype)), start, start + n)
 
     @property
     def dims(self) -> dict[str, int]:

@@ -23,6 +23,8 @@ OUTPUT_BANKS = (OUTPUT, 7)
 SPACE_NAMES = ("input", "temp", "output", "pinned", "temp 1", "temp 2", "temp 3", "output 1")
 WRITABLE = TEMP_BANKS + OUTPUT_BANKS
 
+MAX_CHILDREN = 8  # kernels that run side by side
+
 LANES = 128  # elements in a lane row, the unit in which arenas are addressed
 
 
@@ -173,6 +175,8 @@ class Program:
     symbols (in order) to every other integer. The last symbols may depend on data: ``data_sizes`` tells for each of them, in order,
     which host step of the queue makes it known; no place in memory depends on them.
     ``arena_rows[(space, item_size)]`` is the register with the arena's size in lane rows.
+    ``stages`` is the parallel table (``vm.stacking``): how many of the kernel steps, in the order of a walk, run side by side; empty if
+    every kernel runs alone.
     """
 
     symbols: tuple[Symbol, ...]
@@ -189,6 +193,14 @@ class Program:
     arena_rows: dict[tuple[int, int], Reg]
     data_sizes: tuple[DataSize, ...] = ()
     chip: str = "910B1"
+    stages: tuple[int, ...] = ()
     in_tree: Any = None  # plain nested data that describes the argument and result pytrees (see dvm.trees)
     out_tree: Any = None
     debug: dict[str, Any] = field(default_factory=dict)  # strippable: op names, explanations, reports
+
+
+def inner_blocks(step: CondStep | WhileStep | ForStep) -> tuple[tuple[Step, ...], ...]:
+    """The blocks of a control step, in the order of a walk."""
+    if isinstance(step, CondStep):
+        return step.branches
+    return (step.cond, step.body) if isinstance(step, WhileStep) else (step.body,)

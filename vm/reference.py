@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from vm import counters, host
+from vm import counters, host, stacking
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
 from vm.decode import Kernel, decode
 from vm.dtypes import dtype_of, item_size
 from vm.errors import Hazard, OutOfMemory, ProgramError
 from vm.program import INPUT, LANES, PINNED, WRITABLE, CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
-from vm.reference_core import Cores, Region
+from vm.reference_core import Cores, Region, run_stage
 from vm.reference_memory import Arena
 
 Key = tuple[int, int]  # (space, item size)
@@ -43,6 +43,7 @@ class Reference:
         self.binder = binder or Binder(program)
         self.steps = self.binder.steps
         self.kernels: dict[int, Kernel] = {}
+        self.stages = stacking.stage_numbers(program)
 
     def launch(self, bound: BoundProgram, arrays: Sequence[Any]) -> list[np.ndarray]:
         """One launch with flat inputs; every result is an array of its own."""
@@ -102,10 +103,10 @@ class _Launch:
         return out
 
     def walk(self, steps: Sequence[NumberedStep]) -> None:
-        for numbered in steps:
-            step = numbered.step
+        for stage in stacking.together(steps, self.owner.stages):
+            numbered, step = stage[0], stage[0].step
             if isinstance(step, KernelStep):
-                self.launch_kernel(step, numbered.index)
+                run_stage([self.prepared(one) for one in stage])
             elif isinstance(step, HostStep):
                 self.host(step, numbered.index)
             elif isinstance(step, CondStep):
@@ -123,11 +124,14 @@ class _Launch:
                     self.write(step.counter, np.asarray(count - 1 - k if step.reverse else k, np.int32))
                     self.walk(numbered.blocks[0])
 
-    def launch_kernel(self, step: KernelStep, index: int) -> None:
+    def prepared(self, numbered: NumberedStep) -> tuple[Cores, np.ndarray, list[Region]]:
+        """A kernel with its bound words and buffers."""
+        step, index = numbered.step, numbered.index
+        assert isinstance(step, KernelStep)
         kernel = self.owner.kernel(step.template)
         name = step.name or self.program.templates[step.template].name or str(index)
         cores = Cores(name, kernel, self.owner.chip, self.owner.cores)
-        cores.run(self.bound.kernel_words(index), [self.region(b) for b in step.buffers])
+        return cores, self.bound.kernel_words(index), [self.region(b) for b in step.buffers]
 
     def host(self, step: HostStep, index: int) -> None:
         results = host.call(step.function, [self.read(b) for b in step.inputs], self.bound.host_attrs[index])

@@ -8,6 +8,7 @@ out runs on every core that shares it, except that only the first of them stores
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -276,23 +277,28 @@ class Cores:
 
     def run(self, words: np.ndarray, regions: Sequence[Region]) -> None:
         """Runs the kernel. ``Hazard`` for what must not happen."""
-        body = prepare(self.kernel, words, regions)
-        stored = {id(r.arena): r.arena for r in (self._region(op, regions) for op in self._stores()) if r is not None}
-        for arena in stored.values():
-            arena.begin()
-        cores = core_count(body, self.limit)
+        run_stage([(self, words, regions)])
+
+    def begin(self, words: np.ndarray, regions: Sequence[Region], first: int) -> int:
+        """Prepares a run whose cores are numbered from ``first`` on; returns how many there are."""
+        self.body, self.first = prepare(self.kernel, words, regions), first
+        self.cores = core_count(self.body, self.limit)
+        return self.cores
+
+    def run_core(self, core: int) -> None:
+        """Runs one core's share, to its end."""
+        for memory in self.memory.values():
+            memory.reset()
         try:
-            for core in range(cores):
-                for memory in self.memory.values():
-                    memory.reset()
-                self._core(body, core, cores)
+            self._core(self.body, core, self.cores)
         except Placed as placed:
             ready, fault = placed.task.ready, placed.fault
-            where = f" [core {core}]" if cores > 1 else ""
+            where = f" [core {core}]" if self.cores > 1 else ""
             raise Hazard(fault.kind, self.name, ready.at, f"{ready.insn.name}: {fault.what}{where}") from None
-        finally:
-            for arena in stored.values():
-                arena.end()
+
+    def stored(self, regions: Sequence[Region]) -> dict[int, Arena]:
+        """The arenas that the kernel stores into."""
+        return {id(r.arena): r.arena for r in (self._region(op, regions) for op in self._stores()) if r is not None}
 
     def _stores(self) -> list[Op]:
         return [op for op in operations(self.kernel.body) if op.insn.name == "store"]
@@ -302,7 +308,7 @@ class Cores:
         return regions[address.buffer] if isinstance(address, Address) else None
 
     def _core(self, body: list[Ready | ReadyLoop], core: int, cores: int) -> None:
-        self.pipes = Pipes(self.execute, self.chip.issue.queue_depth, core)
+        self.pipes = Pipes(self.execute, self.chip.issue.queue_depth, self.first + core)
         self._block(body, True, True, core, cores, core == 0)
         self.pipes.finish()
 
@@ -331,6 +337,30 @@ class Cores:
 
         with np.errstate(all="ignore"):
             reference_ops.execute(Execution(self, task, access))
+
+
+def run_stage(kernels: Sequence[tuple[Cores, np.ndarray, Sequence[Region]]]) -> None:
+    """Runs kernels side by side: their cores take turns, and no order between cores of different kernels counts. ``Hazard`` for what must
+    not happen, such as a store of one kernel where another one loads."""
+    arenas: dict[int, Arena] = {}
+    waiting: list[list[tuple[Cores, int]]] = []
+    first = 0
+    for cores, words, regions in kernels:
+        count = cores.begin(words, regions, first)
+        arenas |= cores.stored(regions)
+        waiting.append([(cores, core) for core in range(count)])
+        first += count
+    for arena in arenas.values():
+        arena.begin()
+    try:
+        for turn in itertools.zip_longest(*waiting):
+            for one in turn:
+                if one is not None:
+                    cores, core = one
+                    cores.run_core(core)
+    finally:
+        for arena in arenas.values():
+            arena.end()
 
 
 @dataclass(eq=False)

@@ -416,4 +416,5 @@ PROGRAM = Record(
     in_tree=PLAIN,
     out_tree=PLAIN,
     data_sizes=Sequence(_DATA_SIZE),
+    stages=INTS,
 )

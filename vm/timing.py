@@ -6,22 +6,22 @@ memory that the kernel's own traffic gives (``vm.timing_memory``). Host operatio
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from vm import isa, timing_costs
+from vm import isa, stacking, timing_costs
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
 from vm.decode import Kernel, decode, operations
-from vm.dtypes import item_size
 from vm.isa import Pipe
-from vm.program import LANES, PINNED, CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
+from vm.program import CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
 from vm.reference_core import Ready, ReadyLoop, core_count, prepare
 from vm.timing_core import Core, Interval
-from vm.timing_memory import Access, Cache, Region, Traffic, rates
+from vm.timing_memory import Access, Cache, Traffic, rates
 
 READ, WRITTEN, HBM_READ, HBM_WRITTEN = "read", "written", "hbm_read", "hbm_written"
 
@@ -66,11 +66,18 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class StageTime:
-    """Kernels that run side by side: they start together, the stage ends with the last one."""
+    """Independent kernels: side by side on cores of their own, or, where that takes less time, one after the other. ``starts`` are the
+    kernels' first cycles within the stage, ``count`` is how often a call runs it."""
 
     kernels: tuple[KernelTime, ...]
+    starts: tuple[float, ...]
     cycles: float
     count: int = 1
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether the kernels run at the same time."""
+        return len(self.kernels) > 1 and not any(self.starts)
 
 
 @dataclass(frozen=True)
@@ -112,15 +119,27 @@ class Machine:
         self, program: Program, binder: Binder | None = None, *, timeline: bool = False, exact: bool = False
     ) -> None:
         self.program, self.chip = program, Chip.load(program.chip)
-        self.steps = (binder or Binder(program)).steps
+        self.binder = binder or Binder(program)
+        self.steps = self.binder.steps
         self.timeline, self.exact = timeline, exact
         self.kernels: dict[int, Kernel] = {}
+        self.stages = stacking.stage_numbers(program)
 
     def time(self, bound: BoundProgram) -> ProgramTime:
         """One call."""
-        run = _Run(self, bound)
+        run = _Run(self, self._at_most(bound))
+        if bound.unknown:
+            run.notes.append("sizes that depend on data count as the most that they can be")
         stages = tuple(run.walk(self.steps, 1))
         return ProgramTime(self.chip.name, self.chip.clock_hz, stages, run.host_ops, tuple(dict.fromkeys(run.notes)))
+
+    def _at_most(self, bound: BoundProgram) -> BoundProgram:
+        """``bound`` with the sizes that depend on data at their limits, which may depend on those before them."""
+        values, first = list(bound.symbols), self.binder.given
+        for k, size in enumerate(self.program.data_sizes, first):
+            if k in bound.unknown:
+                values[k] = self.program.code.run(tuple(values))[size.limit]
+        return self.binder.bind(tuple(values), bound.sizes) if bound.unknown else bound
 
     def kernel(self, template: int) -> Kernel:
         """A template, decoded once."""
@@ -166,10 +185,10 @@ class _Run:
 
     # --- steps --------------------------------------------------------------------------------------------------------------------
     def walk(self, steps: Sequence[NumberedStep], count: int) -> Iterator[StageTime]:
-        for numbered in steps:
-            step = numbered.step
+        for together in stacking.together(steps, self.machine.stages):
+            numbered, step = together[0], together[0].step
             if isinstance(step, KernelStep):
-                yield self.stage([numbered], count)
+                yield self.stage(together, count)
             elif isinstance(step, HostStep):
                 self.host_ops += count
             elif isinstance(step, CondStep):
@@ -186,9 +205,50 @@ class _Run:
                     yield from self.walk(numbered.blocks[0], count * times)
 
     def stage(self, steps: Sequence[NumberedStep], count: int) -> StageTime:
-        """One kernel after the other."""
-        times = [self.run(self.work(numbered), count) for numbered in steps]
-        return StageTime(tuple(times), sum(t.cycles for t in times), count)
+        """Independent kernels: side by side, or one after the other where that takes no longer."""
+        works = [self.work(numbered) for numbered in steps]
+        traffics = [self.cache.kernel(work.reads, work.writes) for work in works]
+        alone = [
+            self.place(work, work.cores(self.most(work)), traffic, 0, count)
+            for work, traffic in zip(works, traffics, strict=True)
+        ]
+        ends = list(itertools.accumulate((t.cycles for t in alone), initial=0.0))
+        sequence = StageTime(tuple(alone), tuple(ends[:-1]), ends[-1], count)
+        if len(works) == 1:
+            return sequence
+        shares = self.shares(works, alone)
+        streams = sum(shares)
+        beside = [
+            self.place(work, work.cores(self.in_cores(work, share)), traffic, streams - share, count)
+            for work, traffic, share in zip(works, traffics, shares, strict=True)
+        ]
+        longest = max(t.cycles for t in beside)
+        if longest >= sequence.cycles:
+            return sequence
+        return StageTime(tuple(beside), (0.0,) * len(beside), longest, count)
+
+    def most(self, work: Work) -> int:
+        """Cores of the kernel's kind."""
+        return self.chip.cube_cores if work.cube else self.chip.vector_cores
+
+    def shares(self, works: Sequence[Work], alone: Sequence[KernelTime]) -> list[int]:
+        """Vector cores that each kernel of a stage gets; a cube core comes with its vector cores and counts as so many."""
+        each = self.chip.cores.vector_per_cube
+        width = [each if work.cube else 1 for work in works]
+        used = [time.cores * w for time, w in zip(alone, width, strict=True)]
+        found = stacking.divide(
+            [time.cycles * n for time, n in zip(alone, used, strict=True)], self.chip.vector_cores, used
+        )
+        left = self.chip.vector_cores - sum(found)
+        for k, w in enumerate(width):  # whole cube cores
+            missing = -found[k] % w
+            found[k] += missing if missing <= left else -(found[k] % w) or missing
+            left = self.chip.vector_cores - sum(found)
+        return found
+
+    def in_cores(self, work: Work, share: int) -> int:
+        """A share in cores of the kernel's kind."""
+        return max(1, share // self.chip.cores.vector_per_cube) if work.cube else share
 
     # --- kernels ------------------------------------------------------------------------------------------------------------------
     def work(self, numbered: NumberedStep) -> Work:
@@ -197,7 +257,7 @@ class _Run:
         assert isinstance(step, KernelStep)
         kernel = self.machine.kernel(step.template)
         words = self.bound.kernel_words(numbered.index)
-        regions = [region(self.bound, b) for b in step.buffers]
+        regions = [self.bound.region(b) for b in step.buffers]
         body = prepare(kernel, words, regions)
         cube = is_cube(kernel)
         limit = self.chip.cube_cores if cube else self.chip.vector_cores
@@ -209,20 +269,13 @@ class _Run:
             name, numbered.index, kernel, body, totals.reads, totals.writes, totals.flops, cube, len(template.words)
         )
 
-    def run(self, work: Work, count: int, limit: int | None = None, others: int = 0) -> KernelTime:
-        """Times a kernel on up to ``limit`` cores of its kind, while ``others`` cores (as shares of a cube core) use global memory."""
-        chip = self.chip
-        most = chip.cube_cores if work.cube else chip.vector_cores
-        cores = work.cores(min(limit or most, most))
-        traffic = self.cache.kernel(work.reads, work.writes)
-        return self.place(work, cores, traffic, others, count)
-
     def place(self, work: Work, cores: int, traffic: Traffic, others: int, count: int) -> KernelTime:
+        """Times a kernel on ``cores`` cores of its kind, while ``others`` vector cores' worth of other kernels use global memory."""
         chip, clock = self.chip, self.chip.clock_hz
         core = Core(
             chip,
             work.kernel,
-            rates(chip, traffic, cores + others),
+            rates(chip, traffic, cores + (others / chip.cores.vector_per_cube if work.cube else others)),
             work.cube,
             exact=self.machine.exact,
             record=self.machine.timeline,
@@ -262,17 +315,6 @@ def _bound(share: Mapping[str, float]) -> str:
     order = ("HBM", "L2", *(p.name for p in reversed(Pipe)))
     busiest = max(share.values())
     return next(k for k in order if share[k] >= 0.95 * busiest)
-
-
-def region(bound: BoundProgram, buffer: int) -> Region:
-    """The bytes of a buffer at the bound sizes."""
-    b = bound.program.buffers[buffer]
-    n, item = bound.regs[b.elements], item_size(b.dtype)
-    if b.space == PINNED or b.offset is None:
-        source = -1 - (b.constant or 0) if b.constant is not None else b.input or 0
-        return Region((PINNED, source), 0, n * item)
-    start = bound.regs[b.offset] * LANES * item
-    return Region((b.space, item), start, start + n * item)
 
 
 class _Totals:

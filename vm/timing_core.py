@@ -28,7 +28,7 @@ Body = Sequence[Ready | ReadyLoop]
 
 PATIENCE = 48  # steps without an exact period after which the mean of the last ones is taken for it
 PERIODS = (1, 2, 3)
-RECORDED = 4000  # intervals of a timeline
+RECORDED = 2000  # intervals of a timeline
 
 
 @dataclass(frozen=True)
@@ -172,13 +172,15 @@ class Core:
                 tokens.extend(kept)
         if Pipe.M in active:
             self.halves = deque((t + shift for t in self.halves), 2)
+        if self.record:
+            self.intervals.append(Interval(Pipe.S, f"{steps} more steps", self.scalar, self.scalar + shift, steps))
         self.scalar += shift
         self.port.shift(shift)
 
     # --- instructions -------------------------------------------------------------------------------------------------------------
     def issue(self, ready: Ready, first: bool, last: bool) -> None:
         """Decodes an instruction and puts it into its pipe's queue."""
-        self._decode(timing_costs.decode_cycles(self.chip, _words(ready)))
+        self._decode(timing_costs.decode_cycles(self.chip, _words(ready)), ready)
         pipe = ready.pipe
         if pipe == Pipe.S:  # a barrier over all pipes
             self._flush()
@@ -193,9 +195,13 @@ class Core:
         if len(self.waiting[pipe]) == 1:
             self._flush()
 
-    def _decode(self, cycles: float) -> None:
+    def _decode(self, cycles: float, ready: Ready | None = None) -> None:
+        """The scalar unit's own work."""
+        begin = self.scalar
         self.scalar += cycles
         self.busy[Pipe.S] += cycles
+        if self.record and ready is not None and len(self.intervals) < RECORDED:
+            self.intervals.append(Interval(Pipe.S, ready.insn.name, begin, self.scalar))
 
     def _flush(self) -> None:
         """Places whatever can be placed."""

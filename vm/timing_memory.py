@@ -10,29 +10,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vm.binder import Region
 from vm.chip import Chip
 
 # What is touched again is still in the cache with probability (cache / footprint) ** THRASHING: the exponent for which the hit rates of
 # the five measured products (m 2560, k 8192, n 4096 to 16384 on 192 MiB) follow from their sizes.
 THRASHING = 2.5
-
-
-@dataclass(frozen=True)
-class Region:
-    """Bytes ``[start, end)`` of an arena, or of a read-only array; the memory is named by ``memory``."""
-
-    memory: tuple[int, int]
-    start: int
-    end: int
-
-    @property
-    def bytes(self) -> int:
-        """Its size."""
-        return self.end - self.start
-
-    def overlaps(self, other: Region) -> bool:
-        """Whether a byte is in both."""
-        return self.memory == other.memory and self.start < other.end and other.start < self.end
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vm import intcode, isa
+from vm import intcode, isa, stacking
 from vm.dtypes import DTYPES, INTEGERS, dtype_of, item_size
 from vm.errors import ProgramError
 from vm.host import CODES
@@ -93,10 +93,16 @@ def _validate(program: Program) -> None:
         _data_sizes(program)
     words = _steps(program, program.steps, 0)
     _expect(words <= MAX_WORDS, f"the steps launch {words} words, more than {MAX_WORDS}")
+    _stages(program)
     plain_name = isinstance(program.chip, str) and _CHIP_NAME.fullmatch(program.chip)
     _expect(bool(plain_name), f"{program.chip!r} is not the name of a chip")  # Chip.load also takes paths
     for tree in (program.in_tree, program.out_tree, program.debug):
         _plain(tree, program, regs=False)
+
+
+def _stages(program: Program) -> None:
+    _expect(all(map(_is_int, program.stages)), "the parallel table holds integers")
+    stacking.check_table(program)
 
 
 def _expect(ok: bool, message: str) -> None:

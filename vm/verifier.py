@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from vm import isa, verifier_order, verifier_types
+from vm import isa, stacking, verifier_order, verifier_types
 from vm.binder import BoundProgram
 from vm.chip import Chip
-from vm.decode import Address, Kernel, Loop, Op, Tile, decode, operations
+from vm.decode import Address, Kernel, Loop, Op, Tile, decode, operations, stored_buffers
 from vm.disassembler import kernel_steps
-from vm.dtypes import dtype_of
+from vm.dtypes import dtype_of, item_size
 from vm.errors import DvmError, Hazard, ProgramError
 from vm.program import WRITABLE, Program, Template
 
@@ -38,6 +38,7 @@ def verify(program: Program) -> None:
             raise
         except ProgramError as error:
             raise ProgramError(f"{where}: {error}") from error
+    stacking.check_independence(program)
 
 
 def verify_template(template: Template, chip: Chip) -> Kernel:
@@ -222,6 +223,7 @@ class BoundCheck:
             extents: dict[int, int] = {}
             self._walk(kernel, kernel.body, base, number, step.buffers, extents, ())
             base += len(program.templates[step.template].words)
+        self.side_by_side = _side_by_side(program, kernels)
         self._freeze()
 
     def _walk(
@@ -297,6 +299,17 @@ class BoundCheck:
             for i in self.stores:
                 if int(self._kernel[i]) not in bound.waiting:
                     self._once(i, words)
+
+        self._check_stages(bound)
+
+    def _check_stages(self, bound: BoundProgram) -> None:
+        """Nothing that a kernel of a stage writes overlaps what another one of it uses."""
+        for stage, written, other in self.side_by_side:
+            if bound.region(written).overlaps(bound.region(other)):
+                raise ProgramError(
+                    f"stage {stage}: kernels run side by side, but one writes buffer {written}, whose memory overlaps buffer {other} of "
+                    f"another one"
+                )
 
     def _check_loops(self, words: np.ndarray, waiting: frozenset[int]) -> None:
         first, extent = words[self._loop_word + 1], words[self._loop_word + 2] & np.uint64((1 << 40) - 1)
@@ -420,6 +433,21 @@ class BoundCheck:
             raise ProgramError(
                 f"kernel {self._kernel[i]}, word {self._at[i]}: accesses elements {least} to {most} of a buffer of {elements}"
             )
+
+
+def _side_by_side(program: Program, kernels: dict[int, Kernel]) -> list[tuple[int, int, int]]:
+    """(stage, a buffer that one of its kernels writes, a buffer that another one uses), where both are in one arena."""
+    out: dict[tuple[int, int, int], None] = {}
+    for number, stage in enumerate(stacking.stages(program)):
+        for a in stage if len(stage) > 1 else ():
+            for k in stored_buffers(kernels[a.template]):
+                w = a.buffers[k]
+                arena = (program.buffers[w].space, item_size(program.buffers[w].dtype))
+                for b in stage:
+                    for u in b.buffers if b is not a else ():
+                        if (program.buffers[u].space, item_size(program.buffers[u].dtype)) == arena:
+                            out[number, w, u] = None
+    return list(out)
 
 
 _TERM = {f.name: f for f in isa.TERM}

@@ -15,6 +15,7 @@ VERBS = {
     "inspect": "inspect_command",
     "dis": "dis_command",
     "explain": "explain_command",
+    "profile": "profile_command",
 }
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import onnx.parser
 import pytest
 
+from dvm import pipeline
 from tests.vm.emulated import program, time_of
 from vm.chip import Chip
 from vm.isa import Pipe
@@ -87,3 +89,13 @@ def test_empty_programs_take_the_time_to_find_out() -> None:
     assert result.kernels[0].moved == 0
     assert 0 < result.cycles < 2 * CHIP.latency.gm_read_path_cycles
     assert math.isclose(result.us, result.cycles / CHIP.clock_hz * 1e6)
+
+
+def test_sizes_that_depend_on_data_count_as_the_most_they_can_be() -> None:
+    body = """f (bool[n] m, float[n, 5] x) => (float[k, 5] e) {
+        zero = Constant<value = int64[1] {0}>()
+        where = NonZero(m)  at = Squeeze(where, zero)  g = Gather<axis = 0>(x, at)  e = Exp(g) }"""
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> {body}')
+    profile = pipeline.from_onnx_model(model, None, ()).compile(start=False).profile(n=64)
+    assert profile.kernels[-1].bytes["written"] == 64 * 5 * 4
+    assert profile.time.host_ops >= 1 and "depend on data" in profile.time.notes[0]

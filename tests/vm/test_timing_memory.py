@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from vm.binder import Region
 from vm.chip import Chip
-from vm.timing_memory import Access, Cache, Port, Region, Traffic, bandwidth, rates
+from vm.timing_memory import Access, Cache, Port, Traffic, bandwidth, rates
 
 M, K = 2560, 8192
 # n, measured TB/s, measured hit rate: float16 products in the public tuning guide.
