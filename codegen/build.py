@@ -10,6 +10,7 @@ import numpy as np
 from codegen import local_memory, sync
 from codegen.assemble import Assembled, assemble
 from codegen.lower import Lowering
+from codegen.memory_plan import MemoryPlan
 from graph_kernel.fusion import fuse as fusion
 from graph_kernel.fusion.axes import Axes
 from graph_kernel.fusion.fuse import Group, Plan
@@ -24,10 +25,9 @@ from vm.intcode import Builder, Reg
 from vm.program import (
     INPUT,
     LANES,
-    OUTPUT_BANKS,
+    OUTPUT,
     PINNED,
     TEMP,
-    TEMP_BANKS,
     Buffer,
     Check,
     CondStep,
@@ -63,13 +63,10 @@ class ProgramBuilder:
         self.buffers: list[Buffer] = []
         self.constants: list[np.ndarray] = []
         self.constant_index: dict[tuple, int] = {}
-        self.arena_top: dict[tuple[int, int], Reg] = {}
-        self.free: dict[tuple[int, int, Reg], list[Reg]] = {}
-        self.rows: dict[int, Reg] = {}  # buffer -> lane rows that it has in its arena
+        self.memory = MemoryPlan(self.scope, self.code, self.symbols)
         self.kernels: list[dict[str, Any]] = []
         self.cuts: list[dict[str, str]] = []
         self.merges: list[dict[str, str]] = []
-        self.depth = 0
 
     # --- integers -----------------------------------------------------------------------------------------------------------------
     def reg(self, dim: Dim) -> Reg:
@@ -84,35 +81,18 @@ class ProgramBuilder:
         """A new buffer of a value's size in an arena (or pinned)."""
         items = value.dtype.itemsize // min(8, value.dtype.itemsize)
         elements = self.reg(numel(value.shape))
-        offset = None
+        buffer = Buffer(space, value.dtype.name, elements, None, self.regs(value.shape), name=value.name, **links)
+        self.buffers.append(buffer)
+        number = len(self.buffers) - 1
         if space != PINNED:
-            rows = self._rows(value.shape, items)
-            offset = self._place(space, min(8, value.dtype.itemsize), rows)
-            self.rows[len(self.buffers)] = rows
-        self.buffers.append(
-            Buffer(space, value.dtype.name, elements, offset, self.regs(value.shape), name=value.name, **links)
-        )
-        return len(self.buffers) - 1
+            size = self._rows(value.shape, items)
+            self.memory.need(number, min(8, value.dtype.itemsize), size, self.reg(size))
+        return number
 
-    def _rows(self, shape: Sequence[Dim], items: int) -> Reg:
+    def _rows(self, shape: Sequence[Dim], items: int) -> Dim:
         """Lane rows that a tensor needs at most: memory is laid out before sizes that depend on data are known."""
         size = highest(self.scope, numel(shape), self.tops) if self.tops else numel(shape)
-        return self.reg(ceildiv(size * items, LANES))
-
-    def _place(self, space: int, item: int, rows: Reg) -> Reg:
-        free = self.free.get((space, item, rows))
-        if free:
-            return free.pop()
-        top = self.arena_top.get((space, item), self.code.const(0))
-        self.arena_top[space, item] = self.code.op(intcode.ADD, top, rows)
-        return top
-
-    def release(self, buffer: int) -> None:
-        """Lets a later temporary of the same size have the memory of one that is dead."""
-        b = self.buffers[buffer]
-        if b.space in TEMP_BANKS and b.offset is not None:
-            key = (b.space, min(8, _dtype(b.dtype).itemsize), self.rows[buffer])
-            self.free.setdefault(key, []).append(b.offset)
+        return ceildiv(size * items, LANES)
 
     def constant(self, node: Node) -> int:
         """The pinned buffer of a constant; equal constants share one."""
@@ -133,25 +113,17 @@ class ProgramBuilder:
         self.cuts += plan.cuts
         buffers = dict(bound)
         owners = self._claim_results(graph, plan, buffers, targets)
-        last = self._last_uses(plan)
         steps: list[Step] = []
-        for i, step in enumerate(plan.steps):
-            read = self._spaces_read(step, plan, buffers)
+        for step in plan.steps:
             for value in step.outputs:
                 if value not in buffers and value in owners:
-                    buffers[value] = self.buffer(value, _bank(OUTPUT_BANKS, read), output=owners[value])
-                    read.add(self.buffers[buffers[value]].space)
+                    buffers[value] = self.buffer(value, OUTPUT, output=owners[value])
                 elif value not in buffers and value in plan.stored:
-                    buffers[value] = self.buffer(value, _bank(TEMP_BANKS, read))
-                    read.add(self.buffers[buffers[value]].space)
+                    buffers[value] = self.buffer(value, TEMP)
             if isinstance(step, Group):
                 steps.append(self.kernel(step, plan, buffers))
             else:
                 steps += self.alone(step, plan, buffers)
-            if self.depth == 0:
-                for value in last.get(i, ()):
-                    if value in buffers and value not in bound:
-                        self.release(buffers[value])
         return steps
 
     def _claim_results(
@@ -170,49 +142,6 @@ class ProgramBuilder:
                 buffers[root] = target
         return owners
 
-    def _spaces_read(self, step: Group | Node, plan: Plan, buffers: dict[Value, int]) -> set[int]:
-        """Memory spaces that a step loads from."""
-        if isinstance(step, Node):
-            return set()
-        assert step.axes is not None
-        inside = {v for n in step.axes.computed for v in n.outputs}
-        sources = [m.source for m in step.axes.loads.values()]
-        sources += [v for n in step.axes.computed for v in n.inputs if v in plan.stored and v not in inside]
-        found = set()
-        for value in sources:
-            while value in plan.aliases:
-                value = plan.aliases[value]
-            if value in buffers:
-                found.add(self.buffers[buffers[value]].space)
-        return found
-
-    def _last_uses(self, plan: Plan) -> dict[int, list[Value]]:
-        """Stored values by the step after which nothing reads them."""
-        last: dict[Value, int] = {}
-        for i, step in enumerate(plan.steps):
-            if isinstance(step, Group):
-                assert step.axes is not None
-                used = (
-                    [m.source for m in step.axes.loads.values()]
-                    + [v for n in step.axes.computed for v in n.inputs]
-                    + step.outputs
-                )
-            else:
-                used = [*step.inputs, *step.outputs]
-            for value in used:
-                while value in plan.aliases:
-                    value = plan.aliases[value]
-                if value in plan.stored and (value.producer is not None):
-                    last[value] = i
-        out: dict[int, list[Value]] = {}
-        for value, i in last.items():
-            if value not in self._constants_of(plan):
-                out.setdefault(i, []).append(value)
-        return out
-
-    def _constants_of(self, plan: Plan) -> set[Value]:
-        return {v for v in plan.stored if v.producer is not None and v.producer.op == "constant"}
-
     def find(self, value: Value, plan: Plan, buffers: dict[Value, int]) -> int:
         """The buffer of a stored value, an alias, or a constant."""
         found = buffers.get(value)
@@ -221,6 +150,7 @@ class ProgramBuilder:
         if value in plan.aliases:
             source = self.find(plan.aliases[value], plan, buffers)
             b = self.buffers[source]
+            owner = source if b.alias is None else b.alias
             self.buffers.append(
                 Buffer(
                     b.space,
@@ -232,6 +162,7 @@ class ProgramBuilder:
                     b.input,
                     None,
                     value.name,
+                    owner,
                 )
             )
             buffers[value] = len(self.buffers) - 1
@@ -262,6 +193,8 @@ class ProgramBuilder:
             tuple(self.find(v, plan, buffers) for v in code.buffers),
             f"{name}_{len(self.kernels)}",
         )
+        stored = [b for v, b in zip(code.buffers, step.buffers, strict=True) if v in group.outputs]
+        self.memory.kernel(step.name, step.buffers, stored)
         self.kernels.append(
             {
                 "name": step.name,
@@ -296,10 +229,7 @@ class ProgramBuilder:
             buffers[value] = b
         method = {"cond": self._cond, "while": self._while, "scan": self._scan}.get(node.op)
         if method is not None:
-            self.depth += 1
-            steps = method(node, inputs, outputs)
-            self.depth -= 1
-            return steps
+            return method(node, inputs, outputs)
         self.made.update(zip(node.outputs, outputs, strict=True))
         return [HostStep(_host_name(node), self._attrs(node), tuple(inputs), tuple(outputs))]
 
@@ -415,6 +345,7 @@ class ProgramBuilder:
         inputs = tuple(self.spec(v) for v in graph.inputs)
         outs = tuple(self.spec(v) for v in outputs)
         solve_code, solved = self._solve_code()
+        buffers, arenas = self.memory.finish(self.buffers, steps, stages)
         return Program(
             symbols=tuple(self._symbol(name) for name in self.symbols),
             inputs=inputs,
@@ -424,10 +355,10 @@ class ProgramBuilder:
             code=self.code.finish(),
             checks=checks,
             templates=tuple(self.templates),
-            buffers=tuple(self.buffers),
+            buffers=tuple(buffers),
             steps=steps,
             constants=tuple(self.constants),
-            arena_rows=dict(sorted(self.arena_top.items())),
+            arena_rows=dict(sorted(arenas.items())),
             data_sizes=data_sizes,
             chip=self.chip.name,
             stages=stages,
@@ -438,6 +369,7 @@ class ProgramBuilder:
                 "constraints": list(self.scope.constraints),
                 "facts": [str(f) for f in self.scope.facts],
                 "checks": [str(c) for c in self.scope.checks],
+                "shared": self.memory.shared,
             },
         )
 
@@ -459,20 +391,6 @@ class ProgramBuilder:
         env = {f"@{i}": i for i in range(len(sizes))}
         solved = tuple(lower(dim, builder, env) for _, dim in self.solution.steps)
         return builder.finish(), solved
-
-
-def _bank(banks: Sequence[int], read: set[int]) -> int:
-    """A bank that the kernel does not use yet; the first one if it uses all."""
-    return next((b for b in banks if b not in read), banks[0])
-
-
-def _dtype(name: str) -> np.dtype:
-    from vm.isa import DTYPES
-
-    for d in DTYPES:
-        if d.name == name:
-            return d
-    return np.dtype(name)
 
 
 def _own_outputs(graph: Graph) -> None:

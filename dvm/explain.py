@@ -104,12 +104,9 @@ def host_operations(program: Program) -> list[dict[str, Any]]:
 
 
 def _place(program: Program, b: int) -> int:
-    """The first buffer that lies where buffer ``b`` lies: a reshaped value shares memory with its source."""
-    buffer = program.buffers[b]
-    if buffer.offset is None:
-        return b
-    same = ((i, other) for i, other in enumerate(program.buffers) if other.space == buffer.space)
-    return next(i for i, other in same if other.offset == buffer.offset and other.dtype == buffer.dtype)
+    """The buffer in whose memory buffer ``b`` lies: a reshaped value shares it with its source."""
+    alias = program.buffers[b].alias
+    return b if alias is None else alias
 
 
 def _no_rule(ops: Mapping[str, tuple[str, ...]], producer: str, consumer: str) -> str:

@@ -22,6 +22,7 @@ from vm.program import Program, Step, Symbol, TensorSpec
 if TYPE_CHECKING:
     import jax
 
+    from dvm.memory_report import Memory
     from dvm.profile import Profile
     from vm.binder import Binder, BoundProgram
 
@@ -151,6 +152,13 @@ class CompiledProgram:
         """The program with the sizes of these flat inputs filled in. Raises as a launch would, and runs nothing."""
         binder = self._binder
         return binder.bind_sizes(binder.check_inputs(self._admitted(leaves)))
+
+    def memory(self, dims: Mapping[str, int] | None = None, /, **more: int) -> Memory:
+        """Device memory at these sizes, in bytes: ``.peak``, ``.temp``, ``.inputs``, ``.constants``, ``.outputs``, ``.buffers`` with their
+        lifetimes, ``.unshared`` and ``.saved``; print it for a table. Raises ``ShapeError`` for sizes that break a constraint."""
+        from dvm.memory_report import Memory
+
+        return Memory(self.bind(dims, **more))
 
     @functools.cached_property
     def _binder(self) -> Binder:

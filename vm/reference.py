@@ -19,9 +19,22 @@ from vm.chip import Chip
 from vm.decode import Kernel, decode
 from vm.dtypes import dtype_of, item_size
 from vm.errors import Hazard, OutOfMemory, ProgramError
-from vm.program import INPUT, LANES, PINNED, WRITABLE, CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
+from vm.program import (
+    INPUT,
+    LANES,
+    PINNED,
+    TEMP_BANKS,
+    WRITABLE,
+    CondStep,
+    ForStep,
+    HostStep,
+    KernelStep,
+    Program,
+    WhileStep,
+    lifetimes,
+)
 from vm.reference_core import Cores, Region, run_stage
-from vm.reference_memory import Arena
+from vm.reference_memory import NOBODY, Arena
 
 Key = tuple[int, int]  # (space, item size)
 
@@ -44,6 +57,7 @@ class Reference:
         self.steps = self.binder.steps
         self.kernels: dict[int, Kernel] = {}
         self.stages = stacking.stage_numbers(program)
+        self.dead_after = self._dead_after()
 
     def launch(self, bound: BoundProgram, arrays: Sequence[Any]) -> list[np.ndarray]:
         """One launch with flat inputs; every result is an array of its own."""
@@ -54,6 +68,29 @@ class Reference:
         if template not in self.kernels:
             self.kernels[template] = decode(self.program.templates[template])
         return self.kernels[template]
+
+    def _dead_after(self) -> dict[NumberedStep, list[int]]:
+        """The temporaries whose lifetimes end with a step (of a stage, its last kernel). The steps alone say so: where the compiler put
+        the buffers plays no part."""
+        program = self.program
+        ends: dict[int, list[int]] = {}
+        for b, (_, last) in lifetimes(program.steps, program.buffers, program.stages).spans.items():
+            if program.buffers[b].space in TEMP_BANKS:
+                ends.setdefault(last, []).append(b)
+        found: dict[NumberedStep, list[int]] = {}
+
+        def walk(block: Sequence[NumberedStep], position: int) -> int:
+            for stage in stacking.together(block, self.stages):
+                if stage[0].blocks:
+                    position += 1
+                    for inner in stage[0].blocks:
+                        position = walk(inner, position)
+                found[stage[-1]] = ends.get(position, [])
+                position += 1
+            return position
+
+        walk(self.steps, 0)
+        return found
 
 
 class Executable:
@@ -123,6 +160,9 @@ class _Launch:
                 for k in range(count):
                     self.write(step.counter, np.asarray(count - 1 - k if step.reverse else k, np.int32))
                     self.walk(numbered.blocks[0])
+            for b in self.owner.dead_after[stage[-1]]:
+                arena, items, _ = self._bytes(b)
+                arena.free(items)
 
     def prepared(self, numbered: NumberedStep) -> tuple[Cores, np.ndarray, list[Region]]:
         """A kernel with its bound words and buffers."""
@@ -152,8 +192,13 @@ class _Launch:
         name = f"buffer {b}{f' ({buffer.name})' if buffer.name else ''}"
         if buffer.space == PINNED or buffer.offset is None:
             return Region(self._read_only(b), 0, elements, dtype, False, name)
-        arena = self.arenas[buffer.space, item_size(buffer.dtype)]
-        return Region(arena, self.bound.regs[buffer.offset] * LANES, elements, dtype, buffer.space in WRITABLE, name)
+        arena, writable = self.arenas[buffer.space, item_size(buffer.dtype)], buffer.space in WRITABLE
+        start = self.bound.regs[buffer.offset] * LANES
+        return Region(arena, start, elements, dtype, writable, name, self._owner(b) if writable else NOBODY)
+
+    def _owner(self, b: int) -> int:
+        alias = self.program.buffers[b].alias
+        return b if alias is None else alias
 
     def _read_only(self, b: int) -> Arena:
         if b not in self.pinned:
@@ -176,13 +221,13 @@ class _Launch:
     def read(self, b: int) -> np.ndarray:
         """A buffer's contents, for the host."""
         arena, items, place = self._bytes(b)
-        if not arena.written[items].all():
+        owner = self._owner(b) if self.program.buffers[b].space in WRITABLE else NOBODY
+        if not arena.defined(items, owner).all():
             what = f"buffer {b} ({self.program.buffers[b].name}) is read by the host and has elements that nothing has written"
             raise Hazard("uninitialised read", "", 0, what)
         return arena.data[place].copy().view(dtype_of(self.program.buffers[b].dtype)).reshape(self.bound.shape(b))
 
     def write(self, b: int, value: np.ndarray) -> None:
         """Overwrites a buffer from the host."""
-        arena, items, place = self._bytes(b)
-        arena.data[place] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        arena.written[items] = True
+        arena, items, _ = self._bytes(b)
+        arena.put(items, np.ascontiguousarray(value).reshape(-1), self._owner(b))

@@ -21,7 +21,7 @@ from vm.chip import Chip
 from vm.decode import Address, Kernel, Loop, Op, Tile, operations
 from vm.errors import Hazard, ProgramError
 from vm.isa import Pipe
-from vm.reference_memory import PIPES, Access, Arena, Fault, Local, declared_bytes
+from vm.reference_memory import NOBODY, PIPES, Access, Arena, Fault, Local, declared_bytes
 
 Event = tuple[Pipe, Pipe, int]  # from, to, number
 QUEUED = tuple(p for p in Pipe if p != Pipe.S)
@@ -29,7 +29,7 @@ QUEUED = tuple(p for p in Pipe if p != Pipe.S)
 
 @dataclass(frozen=True)
 class Region:
-    """A step's buffer: ``elements`` from item ``start`` of an arena, or of a read-only array."""
+    """A step's buffer: ``elements`` from item ``start`` of an arena, or of a read-only array. ``owner`` is its number if it is writable."""
 
     arena: Arena
     start: int
@@ -37,6 +37,7 @@ class Region:
     dtype: np.dtype
     writable: bool
     name: str
+    owner: int = NOBODY
 
 
 @dataclass(eq=False)

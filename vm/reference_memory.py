@@ -149,12 +149,18 @@ class Local:
         rest[rest == tile.id] = -1
 
 
+NOBODY = -1
+POISON = 0xFF  # a byte of freed memory: NaN in every float type, -1 in every integer type
+
+
 class Arena:
-    """Global memory of one space and item size. ``written`` marks items that hold something."""
+    """Global memory of one space and item size. ``written`` marks items that hold something, ``owner`` says through which buffer they
+    were written: what another buffer has put over a buffer's items is not that buffer's contents."""
 
     def __init__(self, items: int, item: int) -> None:
         self.data, self.item = np.zeros(items * item, np.uint8), item
         self.written = np.zeros(items, bool)
+        self.owner = np.full(items, NOBODY, np.int32)
         self.writer = self.reader = np.zeros(0, np.int64)
         self.writer_core = self.reader_core = np.zeros(0, np.int16)
 
@@ -169,6 +175,22 @@ class Arena:
         self.writer = self.reader = np.zeros(0, np.int64)
         self.writer_core = self.reader_core = np.zeros(0, np.int16)
 
+    def defined(self, at: np.ndarray | slice, owner: int) -> np.ndarray:
+        """Which of the items at ``at`` hold something that was written through buffer ``owner`` (``NOBODY``: through any)."""
+        return self.written[at] if owner == NOBODY else self.written[at] & (self.owner[at] == owner)
+
+    def put(self, items: slice, value: np.ndarray, owner: int) -> None:
+        """Overwrites a range of items from the host."""
+        self.data[items.start * self.item : items.stop * self.item] = value.view(np.uint8)
+        self.written[items] = True
+        self.owner[items] = owner
+
+    def free(self, items: slice) -> None:
+        """Nobody reads these items any more: whoever does gets nonsense, and an undefined read."""
+        self.data[items.start * self.item : items.stop * self.item] = POISON
+        self.written[items] = False
+        self.owner[items] = NOBODY
+
     def load(self, at: np.ndarray, dtype: np.dtype, access: Access, what: str) -> np.ndarray:
         """The items at the indices ``at``, whether or not they are written."""
         if len(self.writer):
@@ -179,15 +201,22 @@ class Arena:
         return self.data.view(dtype)[at] if dtype != np.bool_ else self.data[at] != 0
 
     def store(
-        self, at: np.ndarray, value: np.ndarray, access: Access, what: str, written: np.ndarray | bool = True
+        self,
+        at: np.ndarray,
+        value: np.ndarray,
+        access: Access,
+        what: str,
+        written: np.ndarray | bool = True,
+        owner: int = NOBODY,
     ) -> None:
-        """Puts items at the indices ``at``; where not ``written`` they are undefined."""
+        """Puts items at the indices ``at`` for buffer ``owner``; where not ``written`` they are undefined."""
         for codes, cores, kind in ((self.writer, self.writer_core, "store"), (self.reader, self.reader_core, "load")):
             self._ordered(at, access, codes, cores, f"stores into {what}", kind)
         if len(at) > 1 and len(np.unique(at)) != len(at):
             raise Fault("race", f"one store writes an element of {what} twice")
         self.data.view(value.dtype)[at] = value
         self.written[at] = written
+        self.owner[at] = owner
         self.writer[at], self.writer_core[at] = access.code, access.core
 
     def _ordered(

@@ -77,9 +77,10 @@ def _load(x: Execution) -> None:
     items = _checked(x, at[inside], "loads")
     out[inside] = region.arena.load(items, tile.dtype, x.access, region.name)
     undefined = None
-    if not region.arena.written[items].all():
+    defined = region.arena.defined(items, region.owner)
+    if not defined.all():
         undefined = np.zeros(at.shape, bool)
-        undefined[inside] = ~region.arena.written[items]
+        undefined[inside] = ~defined
     x.write("dst", out, undefined)
 
 
@@ -95,7 +96,7 @@ def _store(x: Execution) -> None:
     items = _checked(x, at[inside], "stores to")
     if x.task.stores:
         written = True if undefined is None else ~undefined[inside]
-        region.arena.store(items, value[inside], x.access, region.name, written)
+        region.arena.store(items, value[inside], x.access, region.name, written, region.owner)
 
 
 # --- movement ----------------------------------------------------------------------------------------------------------------------

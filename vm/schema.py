@@ -388,6 +388,7 @@ _BUFFER = Record(
     input=MAYBE,
     output=MAYBE,
     name=DEBUG,
+    alias=MAYBE,
 )
 _STEPS = (
     Record(pg.KernelStep, template=INT, params=INTS, buffers=INTS, name=DEBUG),

@@ -245,6 +245,16 @@ def _buffers(program: Program, known: dict[int, int]) -> None:
             spec = program.inputs[buffer.input]
             _expect(spec.dtype == buffer.dtype, f"{what}: {buffer.dtype}, but input {spec.name!r} is {spec.dtype}")
             _expect(buffer.space in (INPUT, PINNED), f"{what}: an input lives in input or pinned space")
+        if buffer.alias is not None:
+            _in_range([buffer.alias], len(program.buffers), f"{what}, alias")
+            owner = program.buffers[buffer.alias]
+            same = (owner.space, item_size(owner.dtype), owner.offset, owner.alias) == (
+                buffer.space,
+                size,
+                buffer.offset,
+                None,
+            )
+            _expect(same and buffer.output is None, f"{what}: does not lie where buffer {buffer.alias} lies")
         if buffer.output is not None:
             _in_range([buffer.output], len(program.outputs), f"{what}, output")
             spec = program.outputs[buffer.output]

@@ -16,6 +16,7 @@ VERBS = {
     "dis": "dis_command",
     "explain": "explain_command",
     "profile": "profile_command",
+    "memory": "memory_command",
 }
 
 
