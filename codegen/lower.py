@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from codegen import gathers
+from codegen import attention, gathers
 from codegen.gathers import TERM
 from codegen.tileir import Imm, VInsn, VLoop, VTile
+from graph_kernel.fusion.attention import find
 from graph_kernel.fusion.axes import ARG, CUMULATIVE, REDUCTIONS, Axes, Refusal
 from graph_kernel.fusion.layout import (
     IndexPart,
@@ -57,6 +58,7 @@ class Lowering:
         self.node_of = {v: n for n in axes.computed for v in n.outputs}
         self.levels: dict[Node, int] = {}
         self.stages = {loop.id for loop in layout.loops if loop.stage}
+        self.softmaxes = find(axes, layout, outputs)
 
     # --- contexts ---------------------------------------------------------------------------------------------------------------
     def run(self) -> list[VInsn | VLoop]:
@@ -518,7 +520,11 @@ class Lowering:
 
     def reduction(self, node: Node) -> VTile:
         loops = self.passes(node)
-        self.together([node], loops) if not loops else self.together(self.siblings(node, loops), loops)
+        softmax = attention.of(self, node)
+        if softmax is not None:
+            attention.emit(self, softmax, node)
+        else:
+            self.together([node], loops) if not loops else self.together(self.siblings(node, loops), loops)
         depth = self.home(self.loops_of(node.output))
         return self.stack[depth].memo[node.output, isa.Space.UB]
 
@@ -533,6 +539,7 @@ class Lowering:
                 reach = self.loops_of(other.output)
                 opened = {c.loop.id for c in self.stack if c.loop is not None}
                 done = any((other.output, isa.Space.UB) in c.memo for c in self.stack)
+                done = done or attention.of(self, other) is not None
                 if not done and self.level(other) == level and reach <= opened and self.home(reach) == place:
                     out.append(other)
         return out

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vm import isa
+from vm import isa, widening
 from vm.decode import Address, Hole, Kernel, Loop, Op, Operand, operations
 
 # How many elements of the widest tile a block should hold: small enough for the caches in vector code, and rows enough to keep a matrix
@@ -134,6 +134,9 @@ def plan(kernel: Kernel) -> dict[int, Rungs]:
     }
     for axis in stored:  # such a loop's blocks must not overrun
         out[axis] = Rungs((1,))
+    for loop in loops:
+        if loop.kind == isa.LoopKind.REDUCE and not widening.may_widen(kernel, loop):
+            out[loop.axis] = Rungs((loop.op.fixed("tile"),))  # the words' own steps
     return out
 
 

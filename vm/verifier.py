@@ -163,6 +163,7 @@ class _Definitions:
                 for _ in range(2):  # the second iteration sees what the first one destroyed
                     self.block(item.body, defined)
                     defined &= before  # what an iteration defines is its own
+                defined -= self._overwritten(item)
                 continue
             for number in isa.tiles_read(item.insn, item.fields, item.tail):
                 if number not in defined:
@@ -172,7 +173,13 @@ class _Definitions:
                 defined.difference_update(self.overlaps[number])
                 defined.add(number)
 
-    def _independent(self, loop: Loop) -> None:
+    def _overwritten(self, loop: Loop) -> set[int]:
+        """Tiles that every iteration writes anew: what they hold behind the loop would depend on its last step, if there was one."""
+        written, exposed = self._uses(loop)
+        return written - set(exposed)
+
+    def _uses(self, loop: Loop) -> tuple[set[int], dict[int, int]]:
+        """Tiles that an iteration writes, and those that it reads before it writes them, with the word where."""
         written: set[int] = set()
         exposed: dict[int, int] = {}
         for op in operations(loop.body):
@@ -180,6 +187,10 @@ class _Definitions:
                 if number not in written:
                     exposed.setdefault(number, op.at)
             written.update(isa.tiles_written(op.insn, op.fields))
+        return written, exposed
+
+    def _independent(self, loop: Loop) -> None:
+        written, exposed = self._uses(loop)
         for number, at in exposed.items():
             if number in written:
                 what = f"an iteration of the parallel loop over axis {loop.axis} reads tile {number} from another one"

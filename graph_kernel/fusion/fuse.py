@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from graph_kernel.fusion.attention import plan
 from graph_kernel.fusion.axes import ARG, CUMULATIVE, REDUCTIONS, Axes, Refusal, find_axes
-from graph_kernel.fusion.layout import Layout, plan
+from graph_kernel.fusion.layout import Layout
 from graph_kernel.fusion.views import VIEW_OPS
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.ops import OPS

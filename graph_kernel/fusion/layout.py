@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from graph_kernel.fusion.axes import ARG, REDUCTIONS, Axes, Refusal
+from graph_kernel.fusion.axes import Axes, Refusal
 from graph_kernel.fusion.views import LoadMap, Part
 from graph_kernel.ir import Node, Value
 from symbolic import Dim, Scope, product
@@ -17,7 +17,6 @@ from symbolic import Dim, Scope, product
 ROW_BYTES = 40 * 1024  # most bytes of one value's whole dims: several such rows must fit in a unified buffer of 192 KiB
 MAX_TILE_RANK = 8  # dims of a tile
 CUBE_SPAN = 128  # elements of a matrix dim per chip tile
-MAX_RECOMPUTED_CONTRACTION = 256
 
 Add = Callable[[list[int], bool], None]  # makes a loop of atoms; True for a stage loop
 
@@ -175,7 +174,6 @@ def plan(nodes: list[Node], axes: Axes, outputs: list[Value], scope: Scope) -> L
     _canonical(layout)
     for value, found in axes.loads.items():
         check_load(layout, value, found, scope)
-    _recomputation(layout, dots)
     for dot in dots:
         product_roles(layout, dot)
     return layout
@@ -237,7 +235,7 @@ def _cube_loops(axes: Axes, dots: list[Node], sequence: list[int], add: Add) -> 
             for x in run:
                 if not atoms[x].local:
                     add([x], False)
-        elif run and not atoms[run[0]].local and _static_size(axes, run) > CUBE_SPAN:
+        elif run and not atoms[run[0]].local and static_size(axes, run) > CUBE_SPAN:
             add([run[0]], False)
 
 
@@ -251,7 +249,8 @@ def _role(axes: Axes, dot: Node, atom: int) -> str:
     return "x" if in_a else "y" if in_b else ""
 
 
-def _static_size(axes: Axes, members: list[int]) -> int:
+def static_size(axes: Axes, members: list[int]) -> int:
+    """Elements over the atoms of static size."""
     n = 1
     for a in members:
         size = axes.atoms[a].size
@@ -277,7 +276,7 @@ def _limit_rows(layout: Layout, order: list[int], add: Add, dots: list[Node]) ->
         contracted = [
             a for d in dot.attrs["contract"][0] for a in layout.axes.dims[dot.inputs[0]][d] if a not in layout.loop_of
         ]
-        if contracted and _static_size(layout.axes, contracted) > CUBE_SPAN:
+        if contracted and static_size(layout.axes, contracted) > CUBE_SPAN:
             candidates = [a for a in contracted if not atoms[a].local]
             if candidates:
                 add([candidates[0]], True)
@@ -285,7 +284,7 @@ def _limit_rows(layout: Layout, order: list[int], add: Add, dots: list[Node]) ->
         worst, size = None, ROW_BYTES
         for value in layout.axes.dims:
             whole = [a for a in layout.axes.of(value) if a not in layout.loop_of]
-            n = _static_size(layout.axes, whole) * value.dtype.itemsize
+            n = static_size(layout.axes, whole) * value.dtype.itemsize
             if n > size:
                 worst, size = value, n
         if worst is None:
@@ -300,22 +299,6 @@ def _limit_rows(layout: Layout, order: list[int], add: Add, dots: list[Node]) ->
 def _canonical(layout: Layout) -> None:
     """Parallel loops first in order, then everything else, in the primary order."""
     layout.rank_of = {a: k for k, a in enumerate(layout.order)}
-
-
-def _recomputation(layout: Layout, dots: list[Node]) -> None:
-    """A product inside a stage loop is computed again in every pass: only short contractions may."""
-    stages = {loop.id for loop in layout.loops if loop.stage}
-    reductions = [n for n in layout.axes.computed if n.op in REDUCTIONS or n.op in ARG or n.op == "dot"]
-    for dot in dots:
-        mine = {d.loop for d in layout.tile_dims(dot.output) if d.loop in stages}
-        if not mine:
-            continue
-        passes = [n for n in reductions if n is not dot and any(d.loop in mine for d in layout.tile_dims(n.inputs[0]))]
-        span = _static_size(
-            layout.axes, [a for d in dot.attrs["contract"][0] for a in layout.axes.dims[dot.inputs[0]][d]]
-        )
-        if passes and span > MAX_RECOMPUTED_CONTRACTION:
-            raise Refusal(f"a product with {span} contracted elements would be computed {len(passes)} times")
 
 
 def value_dims(layout: Layout, value: Value, axis: int) -> list[TileDim]:
