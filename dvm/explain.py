@@ -142,6 +142,8 @@ class Explanation:
             "refused": [_plain(c) for c in debug.get("cuts", ()) if not _on_host(c)],
             "merges": [_plain(m) for m in debug.get("merges", ())],
             "passes": self._passes(debug.get("passes", ())),
+            "composites": [_plain(c) for c in debug.get("composites", ())],
+            "nodes": _plain(debug.get("nodes", {})),
             "host": host_operations(self._program),
             "constraints": self._constraints,
             "launches": len(list(kernel_steps(self._program.steps))),
@@ -176,6 +178,8 @@ class Explanation:
         _section(lines, "merges", _short(_counted(map(_arrow, data["merges"])), _MERGE_LIMIT))
         _section(lines, "host operations", [_host(h) for h in data["host"]])
         _section(lines, "constraints", data["constraints"])
+        _section(lines, "composites", list(map(_composite, data["composites"])))
+        _section(lines, "nodes without constants", [f"{when} {n}" for when, n in data["nodes"].items()])
         _section(lines, "passes", [_pass(p) for p in data["passes"]])
         return "\n".join(lines)
 
@@ -214,6 +218,16 @@ def _host(item: Any) -> str:
         return str(item)
     reason = f": {item['reason']}" if item.get("reason") else ""
     return f"{item.get('op', '?')} x{item.get('count', 1)}{reason}"
+
+
+def _composite(item: Any) -> str:
+    """``softmax axes=[1]: Softmax at node_7``; of many places the first and the last."""
+    if not isinstance(item, Mapping):
+        return str(item)
+    places = _texts(item.get("origins"))
+    where = places if len(places) <= 2 else (places[0], places[-1])
+    inside = f" with {', '.join(_texts(item.get('inside')))}" if item.get("inside") else ""
+    return f"{item.get('op', '?')} {item.get('parameters', '')}".rstrip() + f"{inside}: {' to '.join(where)}"
 
 
 def _pass(item: Any) -> str:

@@ -87,6 +87,8 @@ class Traced:
         program.debug.setdefault("title", title)
         useful = [report for report in reports if report.modified]
         program.debug.setdefault("passes", list(map(_report, useful)))
+        program.debug.setdefault("composites", [_composite(found) for report in reports for found in report.composites])
+        program.debug.setdefault("nodes", _node_counts(reports))
         if notes:
             program.debug["jit"] = list(notes)
         counters.add("compiles")
@@ -111,6 +113,23 @@ def _report(report: Any) -> dict[str, Any]:
     """Without the time that it took: equal graphs give equal files."""
     before, after, notes = report.nodes_before, report.nodes_after, dict(report.notes)
     return {"name": report.name, "before": before, "after": after, "notes": notes}
+
+
+def _composite(found: Any) -> dict[str, Any]:
+    return {
+        "op": found.op,
+        "parameters": found.parameters,
+        "origins": list(found.origins),
+        "inside": list(found.inner),
+    }
+
+
+def _node_counts(reports: Sequence[Any]) -> dict[str, int]:
+    """Nodes without constants: of the graph as traced, with every composite as one node, and as fusion sees it."""
+    if not reports:
+        return {}
+    recognised = next((r.operations[0] for r in reports if r.name == "expand_composites"), reports[-1].operations[1])
+    return {"traced": reports[0].operations[0], "composites": recognised, "expanded": reports[-1].operations[1]}
 
 
 # ---- the three forms

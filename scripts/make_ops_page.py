@@ -27,6 +27,7 @@ PATTERNS = {
     Pattern.SHAPE: "a dimension as data",
     Pattern.CONTROL: "holds sub-graphs",
     Pattern.HOST: "a NumPy function",
+    Pattern.COMPOSITE: "found in the graph by the recognise passes; a graph of other operators, which stands in for it before fusion",
 }
 
 
@@ -36,7 +37,9 @@ def row(*cells: str) -> str:
 
 def op_row(op: OpDef) -> str:
     where = (
-        "chip"
+        "expanded"
+        if op.pattern is Pattern.COMPOSITE
+        else "chip"
         if op.chip
         else f"host (`{op.host or op.name}`)"
         if op.pattern is not Pattern.CONTROL

@@ -37,6 +37,7 @@ class Pattern(enum.Enum):
     SHAPE = "shape"
     CONTROL = "control"
     HOST = "host"
+    COMPOSITE = "composite"  # stands for its body until it is expanded; fusion never sees one
 
 
 @dataclass(frozen=True)

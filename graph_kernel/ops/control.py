@@ -11,7 +11,8 @@ from graph_kernel.ops.base import Attrs, OpDef, Pattern, Type, fail, register, s
 from symbolic import Scope
 
 
-def _match(scope: Scope, what: str, params: Sequence[Value], args: Sequence[Value], origin: Origin) -> None:
+def match_parameters(scope: Scope, what: str, params: Sequence[Value], args: Sequence[Value], origin: Origin) -> None:
+    """An error unless ``args`` fit the inputs ``params`` of a sub-graph; sizes that are not proved equal become launch checks."""
     if len(params) != len(args):
         raise fail(origin, f"{what} takes {len(params)} values, got {len(args)}")
     for param, arg in zip(params, args, strict=True):
@@ -26,8 +27,8 @@ def _infer_cond(scope: Scope, inputs: tuple[Value, ...], attrs: Attrs, origin: O
     if index.shape or index.dtype.kind not in "iub":
         raise fail(origin, f"a branch index must be an integer or bool scalar, not {index!r}")
     for branch in branches:
-        _match(scope, "a branch", branch.inputs, operands, origin)
-        _match(scope, "a branch's result", branches[0].outputs, branch.outputs, origin)
+        match_parameters(scope, "a branch", branch.inputs, operands, origin)
+        match_parameters(scope, "a branch's result", branches[0].outputs, branch.outputs, origin)
     return [(v.shape, v.dtype) for v in branches[0].outputs]
 
 
@@ -52,9 +53,9 @@ def _infer_while(scope: Scope, inputs: tuple[Value, ...], attrs: Attrs, origin: 
     nc, nb = attrs["cond_consts"], attrs["body_consts"]
     cond_graph, body_graph = attrs["cond_graph"], attrs["body_graph"]
     carry = inputs[nc + nb :]
-    _match(scope, "the loop condition", cond_graph.inputs, (*inputs[:nc], *carry), origin)
-    _match(scope, "the loop body", body_graph.inputs, (*inputs[nc : nc + nb], *carry), origin)
-    _match(scope, "the loop carry", carry, body_graph.outputs, origin)
+    match_parameters(scope, "the loop condition", cond_graph.inputs, (*inputs[:nc], *carry), origin)
+    match_parameters(scope, "the loop body", body_graph.inputs, (*inputs[nc : nc + nb], *carry), origin)
+    match_parameters(scope, "the loop carry", carry, body_graph.outputs, origin)
     if len(cond_graph.outputs) != 1 or cond_graph.outputs[0].shape or cond_graph.outputs[0].dtype != np.bool_:
         raise fail(origin, "the loop condition must give one bool scalar")
     return [(v.shape, v.dtype) for v in carry]
@@ -90,8 +91,8 @@ def _infer_scan(scope: Scope, inputs: tuple[Value, ...], attrs: Attrs, origin: O
         rows.append(Value((length, *x.shape[1:]), x.dtype))
         same_shape_of(scope, (rows[-1], x), origin, "the scan length and an operand")
     params = [Value(r.shape[1:], r.dtype) for r in rows]
-    _match(scope, "the scan body", body.inputs, (*inputs[: n_consts + n_carry], *params), origin)
-    _match(scope, "the scan carry", inputs[n_consts : n_consts + n_carry], body.outputs[:n_carry], origin)
+    match_parameters(scope, "the scan body", body.inputs, (*inputs[: n_consts + n_carry], *params), origin)
+    match_parameters(scope, "the scan carry", inputs[n_consts : n_consts + n_carry], body.outputs[:n_carry], origin)
     carry = [(v.shape, v.dtype) for v in inputs[n_consts : n_consts + n_carry]]
     return carry + [((length, *v.shape), v.dtype) for v in body.outputs[n_carry:]]
 

@@ -6,17 +6,21 @@ Every pass is sound at every size that the scope allows, 0 and 1 included: a rew
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from graph_kernel.ir import Graph
 from graph_kernel.passes.axis_splitting import AxisSplitting
 from graph_kernel.passes.base import Pass, PassReport, RulePass, all_values, count_nodes, run_passes
 from graph_kernel.passes.broadcast_folding import BroadcastFolding
+from graph_kernel.passes.composites import Composite, composites
 from graph_kernel.passes.constant_folding import ConstantFolding
 from graph_kernel.passes.cse import CommonSubexpressions
 from graph_kernel.passes.dce import DeadCode
 from graph_kernel.passes.dot_folding import DotFolding
+from graph_kernel.passes.expand_composites import ExpandComposites
 from graph_kernel.passes.index_folding import IndexFolding
 from graph_kernel.passes.inline_control import InlineControl
+from graph_kernel.passes.recognise import RECOGNISERS
 from graph_kernel.passes.reshape_folding import ReshapeFolding
 from graph_kernel.passes.simplify import Simplify
 from graph_kernel.passes.transpose_sinking import TransposeSinking
@@ -25,6 +29,7 @@ from vm.errors import CompileError
 
 __all__ = [
     "PASSES",
+    "Composite",
     "Pass",
     "PassReport",
     "RulePass",
@@ -37,23 +42,24 @@ __all__ = [
 
 MAX_ROUNDS = 12
 
-PASSES: dict[str, type[Pass]] = {
-    cls.name: cls
-    for cls in (
-        DeadCode,
-        CommonSubexpressions,
-        ConstantFolding,
-        InlineControl,
-        Simplify,
-        IndexFolding,
-        BroadcastFolding,
-        ReshapeFolding,
-        ViewFolding,
-        DotFolding,
-        AxisSplitting,
-        TransposeSinking,
-    )
-}
+_ALL: tuple[type[Pass], ...] = (
+    DeadCode,
+    CommonSubexpressions,
+    ConstantFolding,
+    InlineControl,
+    Simplify,
+    IndexFolding,
+    BroadcastFolding,
+    ReshapeFolding,
+    ViewFolding,
+    DotFolding,
+    AxisSplitting,
+    TransposeSinking,
+    *RECOGNISERS,
+    ExpandComposites,
+)
+PASSES: dict[str, type[Pass]] = {cls.name: cls for cls in _ALL}
+LAST = frozenset((*(cls.name for cls in RECOGNISERS), ExpandComposites.name))  # run once, after the fixpoint
 
 
 def find(name: str) -> Pass:
@@ -64,14 +70,15 @@ def find(name: str) -> Pass:
 
 
 def default_pipeline(disable: Collection[str] = ()) -> list[Pass]:
-    """One round: cheap clean-up first, the moves of whole regions last."""
+    """One round: cheap clean-up first, the moves of whole regions last. Composites come after all rounds (``expand_again``)."""
     for name in disable:
         find(name)
-    return [cls() for name, cls in PASSES.items() if name not in disable]
+    return [cls() for name, cls in PASSES.items() if name not in disable and name not in LAST]
 
 
 def optimise(graph: Graph, disable: Collection[str] = (), verify: bool = False) -> list[PassReport]:
-    """Runs the pipeline until nothing changes, at most ``MAX_ROUNDS`` times. Returns a report for every run of a pass.
+    """Runs the pipeline until nothing changes, at most ``MAX_ROUNDS`` times, then recognises composites and expands them in their best
+    form. Returns a report for every run of a pass.
 
     A pass that changed nothing runs again only after another one has changed something.
     """
@@ -87,8 +94,26 @@ def optimise(graph: Graph, disable: Collection[str] = (), verify: bool = False) 
                 break
         if idle >= len(passes):
             break
+    reports += recognise(graph, disable, verify) + expand_again(graph, disable, verify)
     _restore_names(graph, names)
     return reports
+
+
+def recognise(graph: Graph, disable: Collection[str] = (), verify: bool = False) -> list[PassReport]:
+    """Turns what was decomposed into composite nodes. Nothing is recognised that could not be expanded again."""
+    if ExpandComposites.name in disable:
+        return []
+    return run_passes(graph, [cls() for cls in RECOGNISERS if cls.name not in disable], verify)
+
+
+def expand_again(graph: Graph, disable: Collection[str] = (), verify: bool = False) -> list[PassReport]:
+    """Expands all composites; the first report lists them. What their bodies have in common is merged."""
+    if ExpandComposites.name in disable:
+        return []
+    found = tuple(composites(graph))
+    (report,) = run_passes(graph, [ExpandComposites()], verify)
+    after = [CommonSubexpressions(), DeadCode()] if report.modified else []
+    return [replace(report, composites=found), *run_passes(graph, after, verify)]
 
 
 def _restore_names(graph: Graph, names: Sequence[str]) -> None:

@@ -59,7 +59,8 @@ class RulePass(Pass):
 
 @dataclass(frozen=True)
 class PassReport:
-    """What one run of one pass did. Node counts include sub-graphs; ``notes`` counts rewrites by rule name."""
+    """What one run of one pass did. Node counts include control-flow sub-graphs and count a composite as one; ``operations`` are the
+    counts without constants; ``notes`` counts rewrites by rule name; ``composites`` are those that the pass expanded."""
 
     name: str
     nodes_before: int
@@ -68,6 +69,8 @@ class PassReport:
     notes: dict[str, int] = field(default_factory=dict)
     modified: bool = False
     round: int = 0
+    operations: tuple[int, int] = (0, 0)
+    composites: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
         what = ", ".join(f"{rule} {n}" for rule, n in sorted(self.notes.items()))
@@ -216,7 +219,7 @@ def subgraphs(graph: Graph) -> list[Graph]:
 
 
 def count_nodes(graph: Graph, without: Iterable[str] = ()) -> int:
-    """Nodes of the graph and its sub-graphs, except those whose op is in ``without`` (say, ``constant``)."""
+    """Nodes of the graph and control-flow sub-graphs, except those whose op is in ``without`` (say, ``constant``); a composite is one."""
     skip = frozenset(without)
     return sum(sum(node.op not in skip for node in g.nodes) if skip else len(g.nodes) for g in all_graphs(graph))
 
@@ -232,12 +235,13 @@ def run_passes(graph: Graph, passes: Sequence[Pass], verify: bool = False, round
         check(graph)
     reports = []
     for item in passes:
-        before = count_nodes(graph)
+        before, operations = count_nodes(graph), count_nodes(graph, ("constant",))
         notes: Counter[str] = Counter()
         start = time.perf_counter()
         modified = item.apply(graph, notes)
         seconds = time.perf_counter() - start
-        reports.append(PassReport(item.name, before, count_nodes(graph), seconds, dict(notes), modified, round))
+        counts = (operations, count_nodes(graph, ("constant",)))
+        reports.append(PassReport(item.name, before, count_nodes(graph), seconds, dict(notes), modified, round, counts))
         if verify:
             try:
                 check(graph)
