@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import local_memory, sync
+from codegen import host_schedule, local_memory, sync
 from codegen.assemble import Assembled, assemble
 from codegen.lower import Lowering
 from codegen.memory_plan import MemoryPlan
@@ -47,8 +47,16 @@ from vm.program import (
 class ProgramBuilder:
     """Builds one program. ``emit`` handles a graph and is used again for branches and bodies."""
 
-    def __init__(self, graph: Graph, chip: Chip, fused: bool = True, siblings: fusion.Siblings | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        chip: Chip,
+        fused: bool = True,
+        siblings: fusion.Siblings | None = None,
+        stacked: bool = True,
+    ) -> None:
         self.graph, self.scope, self.chip, self.fused, self.siblings = graph, graph.scope, chip, fused, siblings
+        self.stacked = stacked
         dims = [(v.name, axis, d) for v in graph.inputs for axis, d in enumerate(v.shape)]
         self.solution = solve(self.scope, dims)
         self.symbols = [name for name, _ in self.solution.steps]
@@ -337,7 +345,9 @@ class ProgramBuilder:
             fixed = all(isinstance(d, int) for d in value.shape)
             bound[value] = self.buffer(value, PINNED if fixed else INPUT, input=k)
         outputs = list(graph.outputs)
-        steps, stages = stacking.arrange(self.emit(graph, bound, [None] * len(outputs)), self.templates, self.buffers)
+        emitted = self.emit(graph, bound, [None] * len(outputs))
+        ordered, crossings = host_schedule.arrange(emitted, self.templates, self.buffers, movable=not self.makers)
+        steps, stages = stacking.arrange(ordered, self.templates, self.buffers) if self.stacked else (ordered, ())
         data_sizes = tuple(
             DataSize(self.made[value], axis, self.reg(self.tops[name])) for name, (value, axis) in self.makers.items()
         )
@@ -370,6 +380,7 @@ class ProgramBuilder:
                 "facts": [str(f) for f in self.scope.facts],
                 "checks": [str(c) for c in self.scope.checks],
                 "shared": self.memory.shared,
+                "crossings": crossings,
             },
         )
 
@@ -430,14 +441,16 @@ def _host_name(node: Node) -> str:
 
 def compile_graph(graph: Graph, options: Mapping[str, Any] | None = None) -> Program:
     """Compiles an optimised graph. Options: ``chip`` (a name in configs/npu or a path), ``fusion`` (False: one kernel a node),
-    ``siblings`` (a ``fuse.Siblings``: which groups to make one kernel though neither reads the other).
+    ``siblings`` (a ``fuse.Siblings``: which groups to make one kernel though neither reads the other),
+    ``stacking`` (False: every kernel runs alone).
 
     Raises ``CompileError`` where a node has neither a kernel form nor a host function.
     """
     options = dict(options or {})
     chip = Chip.load(options.get("chip", "910B1"))
     try:
-        return ProgramBuilder(graph, chip, bool(options.get("fusion", True)), options.get("siblings")).build()
+        fused, stacked = bool(options.get("fusion", True)), bool(options.get("stacking", True))
+        return ProgramBuilder(graph, chip, fused, options.get("siblings"), stacked).build()
     except fusion.Refusal as refusal:
         raise CompileError(f"an operation has no kernel form: {refusal}") from refusal
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         kernel,
     )
     from dvm.jitted import jit
+    from dvm.options import Options
     from dvm.program import CompiledProgram, load
     from dvm.statistics import Stats, stats
 
@@ -46,6 +47,7 @@ _LAZY = {
     "IntArray": "dvm.handwritten.arguments",
     "Kernel": "dvm.handwritten",
     "KernelFunction": "dvm.handwritten",
+    "Options": "dvm.options",
     "Stats": "dvm.statistics",
     "bfloat16": "dvm.handwritten.arguments",
     "bool_": "dvm.handwritten.arguments",
@@ -70,6 +72,7 @@ __all__ = [
     "IntArray",
     "Kernel",
     "KernelFunction",
+    "Options",
     "OutOfMemory",
     "ProgramError",
     "ShapeError",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dvm import pipeline
 from dvm.dims import Dim
+from dvm.options import Options
 from dvm.program import TIERS, CompiledProgram
 from vm.errors import CompileError
 
@@ -23,7 +24,7 @@ def compile(
     dims: Mapping[str, Dim] | None = None,
     constraints: Sequence[str] = (),
     tier: str = "auto",
-    options: Mapping[str, Any] | None = None,
+    options: Options | Mapping[str, Any] | None = None,
     **kw_avals: Any,
 ) -> CompiledProgram:
     """Compiles ``model`` once, for every shape that its specs allow.
@@ -37,7 +38,7 @@ def compile(
 
     ``dims`` declares ranges by name, also for dims that a spec does not declare; ``constraints`` are relations such as
     ``"past + s <= 4096"`` or ``"a == b"`` that launches must meet and the compiler may use. ``tier`` is ``auto``, ``reference``,
-    ``interpreter`` or ``specialised``; ``options`` go to code generation.
+    ``interpreter`` or ``specialised``; ``options`` say which passes run and what is written about them (``dvm.Options``).
 
     Raises ``CompileError`` (contradictory dims, or a graph that has no valid shapes) and ``UnsupportedOp`` (lists all missing operators).
     """

@@ -15,6 +15,7 @@ import numpy as np
 from dvm import diagnostics, pipeline
 from dvm import dims as dim_declarations
 from dvm.dims import Dim
+from dvm.options import Options
 from dvm.program import TIERS, CompiledProgram, x64_enabled
 from dvm.specialise import History, Plan, Site, search
 from dvm.trees import Signature
@@ -31,6 +32,7 @@ def jit(
     tier: str = "auto",
     *,
     static_argnames: str | Sequence[str] = (),
+    options: Options | None = None,
 ) -> Any:
     """``jax.jit``'s counterpart: ``f = dvm.jit(fn)``, or as a decorator, with or without arguments.
 
@@ -44,11 +46,11 @@ def jit(
     given by name. The function is traced several times per compile; it must have no side effects.
 
     Called with JAX tracers, or inside a JAX transformation, the original function is traced, so that it nests in ``jax.jit``,
-    ``jax.grad``, ``jax.vmap`` and ``lax.scan``. Thread-safe.
+    ``jax.grad``, ``jax.vmap`` and ``lax.scan``. Thread-safe. ``options`` are ``dvm.Options`` for every compile.
     """
     if fn is None:
-        return lambda fn: jit(fn, specs, static_argnums, tier, static_argnames=static_argnames)
-    return JitFunction(fn, specs, static_argnums, tier, static_argnames)
+        return lambda fn: jit(fn, specs, static_argnums, tier, static_argnames=static_argnames, options=options)
+    return JitFunction(fn, specs, static_argnums, tier, static_argnames, options)
 
 
 class JitFunction:
@@ -61,6 +63,7 @@ class JitFunction:
         static_argnums: int | Sequence[int] = (),
         tier: str = "auto",
         static_argnames: str | Sequence[str] = (),
+        options: Options | None = None,
     ):
         if not callable(fn):
             raise CompileError(f"jit takes a function, not a {type(fn).__name__}")
@@ -71,6 +74,7 @@ class JitFunction:
         self._static = _static_positions(fn, static_argnums)
         self._static_names = _static_names(fn, static_argnames, self._static)
         self._tier = tier
+        self._options = options
         self._entries: dict[Any, _Entry] = {}
         self._lock = threading.Lock()
         functools.update_wrapper(self, fn, updated=())
@@ -99,7 +103,9 @@ class JitFunction:
     def trace(self, *args: Any, **kwargs: Any) -> TracedFunction:
         """Traces the function on specs (symbolic or not) or arrays, without compiling."""
         static, static_kwargs, dynamic, named = self._split(args, kwargs)
-        return TracedFunction(pipeline.closed_over(self._fn, static, static_kwargs), dynamic, named, self._tier)
+        return TracedFunction(
+            pipeline.closed_over(self._fn, static, static_kwargs), dynamic, named, self._tier, self._options
+        )
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """``trace(...).lower()``: the graph, which ``.compile()`` turns into a ``CompiledProgram``."""
@@ -146,7 +152,7 @@ class JitFunction:
             with self._lock:
                 entry = self._entries.get(key)
                 if entry is None:
-                    made = _Entry(pipeline.closed_over(self._fn, static, static_kwargs), self._tier)
+                    made = _Entry(pipeline.closed_over(self._fn, static, static_kwargs), self._tier, self._options)
                     entry = self._entries[key] = made
         return entry
 
@@ -154,8 +160,9 @@ class JitFunction:
 class _Entry:
     """The programs of one combination of tree, dtypes, ranks and static arguments."""
 
-    def __init__(self, fn: Callable[..., Any], tier: str):
+    def __init__(self, fn: Callable[..., Any], tier: str, options: Options | None):
         self._fn = fn
+        self._options = options
         self._tier = tier
         self._lock = threading.RLock()
         self._variants: tuple[tuple[Plan, CompiledProgram], ...] = ()  # oldest first; replaced, never changed
@@ -175,7 +182,7 @@ class _Entry:
         if self._only is None:
             with self._lock:
                 if self._only is None:
-                    self._only = pipeline.from_function(self._fn, specs, {}).compile(self._tier)
+                    self._only = pipeline.from_function(self._fn, specs, {}).compile(self._tier, self._options)
         return self._only
 
     def call(self, leaves: list[Any], tree: Any) -> Any:
@@ -238,7 +245,7 @@ class _Entry:
     def _add(self, plan: Plan, traced: pipeline.Traced, reason: str, history: History) -> CompiledProgram:
         """Compiles for ``plan``; ``reason`` is why a more general one was not possible."""
         diagnostics.log("jit", lambda: f"{plan.kind[0]}: dims {plan.dims()}" + (f" ({reason})" if reason else ""))
-        program = traced.compile(self._tier, notes=plan.notes(reason))
+        program = traced.compile(self._tier, self._options, notes=plan.notes(reason))
         self._history, self._kind = history, plan.kind
         self._variants = (*self._variants, (plan, program))
         return program
@@ -333,8 +340,10 @@ def _positional(fn: Callable[..., Any]) -> list[str] | None:
 class TracedFunction:
     """``f.trace(...)``: a function together with the specs of its arguments."""
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: str):
-        self._fn, self._args, self._kwargs, self._tier = fn, args, kwargs, tier
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: str, options: Options | None
+    ):
+        self._fn, self._args, self._kwargs, self._tier, self._options = fn, args, kwargs, tier, options
 
     @functools.cached_property
     def jaxpr(self) -> Any:
@@ -352,14 +361,14 @@ class TracedFunction:
 
     def lower(self) -> Lowered:
         """Converts to a DVM graph."""
-        return Lowered(pipeline.from_function(self._fn, self._args, self._kwargs), self._tier)
+        return Lowered(pipeline.from_function(self._fn, self._args, self._kwargs), self._tier, self._options)
 
 
 class Lowered:
     """``f.lower(...)``: a graph that is ready to be compiled."""
 
-    def __init__(self, traced: pipeline.Traced, tier: str):
-        self._traced, self._tier = traced, tier
+    def __init__(self, traced: pipeline.Traced, tier: str, options: Options | None):
+        self._traced, self._tier, self._options = traced, tier, options
         self._program: CompiledProgram | None = None
 
     @property
@@ -374,5 +383,5 @@ class Lowered:
     def compile(self) -> CompiledProgram:
         """The program; the same one if called again."""
         if self._program is None:
-            self._program = self._traced.compile(self._tier)
+            self._program = self._traced.compile(self._tier, self._options)
         return self._program

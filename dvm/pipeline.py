@@ -12,13 +12,15 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dvm import diagnostics, explain
 from dvm import dims as dim_declarations
 from dvm.dims import Dim
-from dvm.program import CompiledProgram
+from dvm.options import Options, options_of
+from dvm.program import CompiledProgram, Made
 from dvm.trees import Signature
 from vm import counters, jaxevents
 from vm.errors import CompileError
@@ -56,11 +58,13 @@ class Traced:
 
     graph: Graph
     signature: Signature
+    again: Callable[[], Traced] | None = None  # traces anew, for comparisons
+    begun: float = field(default_factory=time.perf_counter)
 
     def compile(
         self,
         tier: str = "auto",
-        options: Mapping[str, Any] | None = None,
+        options: Options | Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
         start: bool = True,
     ) -> CompiledProgram:
@@ -69,16 +73,24 @@ class Traced:
         from codegen import compile_graph
         from graph_kernel import passes
 
+        chosen = options_of(options)
         title, begun = self.signature.title, time.perf_counter()
         diagnostics.dump(title, 0, "graph", self.as_text)
+        dump = Dump(chosen.dump, self.graph)
         _stage("optimising the graph")
-        reports = passes.optimise(self.graph, verify=diagnostics.level() >= diagnostics.VERIFY_LEVEL)
+        reports = passes.optimise(
+            self.graph,
+            chosen.for_passes(),
+            diagnostics.level() >= diagnostics.VERIFY_LEVEL,
+            chosen.level,
+            dump.after_pass,
+        )
         diagnostics.log("passes", lambda: "\n".join(str(report) for report in reports if report.modified))
         diagnostics.log("compile", lambda: f"{title}: passes {time.perf_counter() - begun:.3f} s")
         diagnostics.dump(title, 1, "optimised", self.as_text)
         _stage("generating code")
         begun = time.perf_counter()
-        program = compile_graph(self.graph, dict(options or {}))
+        program = compile_graph(self.graph, chosen.for_code())
         diagnostics.log("compile", lambda: f"{title}: code generation {time.perf_counter() - begun:.3f} s")
         program.in_tree, program.out_tree = self.signature.to_data()
         if self.signature.form != "onnx":
@@ -94,6 +106,8 @@ class Traced:
         counters.add("compiles")
         counters.add("kernels", len(program.debug.get("kernels", ())))
         compiled = CompiledProgram(program, self.signature, tier, [report.seconds for report in useful])
+        compiled._made = Made(chosen, time.perf_counter() - self.begun, reports, self.again)
+        dump.instructions(compiled.disassemble)
         diagnostics.log("fusion", lambda: explain.decisions(program))
         diagnostics.log("symbol", lambda: "\n".join(compiled.constraints))
         diagnostics.dump(title, 2, "instructions", compiled.disassemble)
@@ -112,7 +126,34 @@ class Traced:
 def _report(report: Any) -> dict[str, Any]:
     """Without the time that it took: equal graphs give equal files."""
     before, after, notes = report.nodes_before, report.nodes_after, dict(report.notes)
-    return {"name": report.name, "before": before, "after": after, "notes": notes}
+    return {"name": report.name, "group": report.group, "before": before, "after": after, "notes": notes}
+
+
+class Dump:
+    """``Options.dump``: the graph before the passes and after each that changed it, then the instructions, numbered."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None, graph: Graph) -> None:
+        self.folder, self.graph, self.number = None if folder is None else Path(folder), graph, 0
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._graph("input")
+
+    def after_pass(self, report: Any) -> None:
+        """Writes the graph that a pass left, if it changed it."""
+        if report.modified:
+            self._graph(report.name)
+
+    def instructions(self, text: Callable[[], str]) -> None:
+        """Writes the instructions of the program."""
+        if self.folder is not None:
+            (self.folder / f"{self.number:03}-instructions.txt").write_text(text())
+
+    def _graph(self, stage: str) -> None:
+        if self.folder is not None:
+            from dvm.graph_files import write_graph
+
+            write_graph(self.folder / f"{self.number:03}-{stage}.txt", self.graph)
+            self.number += 1
 
 
 def _composite(found: Any) -> dict[str, Any]:
@@ -149,11 +190,16 @@ def from_function(
     from graph_kernel import from_jaxpr
 
     _stage("tracing")
+    begun = time.perf_counter()
     leaves, in_tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
     names = parameter_names(fn, len(args))
     title = getattr(fn, "__name__", type(fn).__name__)
     labels = Signature.of_function(title, names, in_tree, in_tree).labels
     avals = [as_aval(leaf, label) for leaf, label in zip(leaves, labels, strict=True)]
+    spec_args, spec_kwargs = jax.tree_util.tree_unflatten(in_tree, avals)
+    again = functools.partial(
+        from_function, fn, spec_args, spec_kwargs, dims, constraints
+    )  # specs: no array is kept alive
     declared = dim_declarations.declared([aval.shape for aval in avals], dims)
     symbols = dim_declarations.symbol_names(dim for aval in avals for dim in aval.shape)
     if constraints and symbols:
@@ -164,7 +210,7 @@ def from_function(
     traced = from_jaxpr.trace(fn, flat_args, flat_kwargs, dims=known, name=title)
     signature = Signature.of_function(title, names, in_tree, traced.out_tree)
     _finish(traced.graph, signature, constraints, symbols)
-    return Traced(traced.graph, signature)
+    return Traced(traced.graph, signature, again, begun)
 
 
 def from_closed_jaxpr(jaxpr: ClosedJaxpr, dims: Dims = None, constraints: Sequence[str] = ()) -> Traced:
@@ -173,13 +219,14 @@ def from_closed_jaxpr(jaxpr: ClosedJaxpr, dims: Dims = None, constraints: Sequen
     from graph_kernel import from_jaxpr
 
     _stage("converting the jaxpr")
+    begun = time.perf_counter()
     declared: Any = dim_declarations.declared([getattr(aval, "shape", ()) for aval in jaxpr.in_avals], dims)
     symbols = dim_declarations.symbol_names(dim for aval in jaxpr.in_avals for dim in getattr(aval, "shape", ()))
     graph = from_jaxpr.from_closed_jaxpr(jaxpr, dims=declared).graph
     names = [f"arg{i}" for i in range(len(graph.inputs))]
     signature = Signature.flat("jaxpr", names, len(graph.outputs), "jaxpr")
     _finish(graph, signature, constraints, symbols)
-    return Traced(graph, signature)
+    return Traced(graph, signature, functools.partial(from_closed_jaxpr, jaxpr, dims, constraints), begun)
 
 
 def from_onnx_model(
@@ -189,6 +236,7 @@ def from_onnx_model(
     from graph_kernel import from_onnx
 
     _stage("loading the model")
+    begun = time.perf_counter()
     declared = {
         name: dim if isinstance(dim, int) else dim_declarations.checked(dim, name)
         for name, dim in sorted((dims or {}).items())
@@ -202,8 +250,20 @@ def from_onnx_model(
             raise
         raise CompileError(f"{title}: {error}") from error
     check_declared(graph)
+    again = (
+        None
+        if not isinstance(model, (str, os.PathLike))
+        else functools.partial(from_onnx_model, model, dims, constraints)
+    )
     names = [value.name for value in graph.inputs]
-    return Traced(graph, Signature.flat("onnx", names, len(graph.outputs), title))
+    return Traced(graph, Signature.flat("onnx", names, len(graph.outputs), title), again, begun)
+
+
+def from_graph(graph: Graph) -> Traced:
+    """A graph of ours, from its text form: arrays in its input order or by name in, a tuple of arrays out."""
+    names = [value.name for value in graph.inputs]
+    check_declared(graph)
+    return Traced(graph, Signature.flat("onnx", names, len(graph.outputs), graph.name))
 
 
 def _finish(graph: Graph, signature: Signature, constraints: Sequence[str], symbols: Sequence[str]) -> None:

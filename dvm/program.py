@@ -9,6 +9,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,9 +25,20 @@ if TYPE_CHECKING:
 
     from dvm.memory_report import Memory
     from dvm.profile import Profile
+    from dvm.report import Report
     from vm.binder import Binder, BoundProgram
 
 TIERS = ("auto", "reference", "interpreter", "specialised")
+
+
+@dataclass
+class Made:
+    """How a program of this process was compiled: what ``report`` says beyond the program itself. Not saved."""
+
+    options: Any  # dvm.Options
+    seconds: float  # from the first look at the function or model to the finished program
+    passes: Sequence[Any]  # graph_kernel.passes.PassReport
+    again: Callable[[], Any] | None  # traces anew, to compile with other options
 
 
 class CompiledProgram:
@@ -52,6 +64,7 @@ class CompiledProgram:
         self._pass_seconds = list(pass_seconds)  # of the passes in the debug data; not saved
         self._lock = threading.Lock()
         self._executable: Any = None
+        self._made: Made | None = None
         self._foreign = False  # read from a file: what it accesses is checked at every new size
         names = [spec.name for spec in program.inputs]
         title = str(program.debug.get("title", ""))
@@ -159,6 +172,13 @@ class CompiledProgram:
         from dvm.memory_report import Memory
 
         return Memory(self.bind(dims, **more))
+
+    def report(self, dims: Mapping[str, int] | None = None, /, **more: int) -> Report:
+        """What compiling did and what it is worth at these sizes (of symbols left out, a typical size); print it, or take ``.to_dict()``.
+        A program of this process is compiled once more without fusion, to compare."""
+        from dvm.report import Report
+
+        return Report(self, self._symbol_values(dims, more, partial=True))
 
     @functools.cached_property
     def _binder(self) -> Binder:

@@ -17,6 +17,10 @@ VERBS = {
     "explain": "explain_command",
     "profile": "profile_command",
     "memory": "memory_command",
+    "opt": "opt_command",
+    "report": "report_command",
+    "compare": "compare_command",
+    "bench": "bench_command",
 }
 
 

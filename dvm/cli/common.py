@@ -18,6 +18,8 @@ from vm.errors import DvmError, ProgramError
 
 if TYPE_CHECKING:
     from dvm.dims import Dim
+    from dvm.options import Options
+    from dvm.pipeline import Traced
     from dvm.program import CompiledProgram
 
 _MAGIC = b"\x89DVM"
@@ -105,20 +107,75 @@ def program_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("path", metavar="PROGRAM_OR_MODEL", type=click.Path(dir_okay=False, path_type=Path))(function)
 
 
-def open_program(path: Path, dim_texts: Sequence[str], tier: str = "auto", start: bool = False) -> CompiledProgram:
-    """Loads a ``.dvm`` program or compiles an ONNX model, whichever the file is; ``start`` as in ``Traced.compile``."""
+def compile_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of the compiler, for verbs that take a model; the verb gets ``options``, a ``dvm.Options`` or None."""
+
+    @click.option("--level", type=click.IntRange(0, 3), help="How much is optimised; 0: no pass, one kernel a node.")
+    @click.option("--disable", multiple=True, metavar="PASS,...", help="Passes to leave out, also fusion and stacking.")
+    @click.option(
+        "--dump", type=click.Path(file_okay=False, path_type=Path), help="Folder for the graph after every pass."
+    )
+    @functools.wraps(function)
+    def wrapped(*args: Any, level: int | None, disable: tuple[str, ...], dump: Path | None, **kwargs: Any) -> Any:
+        options = None
+        names = tuple(part.strip() for text in disable for part in text.split(",") if part.strip())
+        if level is not None or names or dump is not None:
+            from dvm.options import Options
+
+            options = Options(3 if level is None else level, names, dump)
+        return function(*args, options=options, **kwargs)
+
+    return wrapped
+
+
+def open_program(
+    path: Path, dim_texts: Sequence[str], tier: str = "auto", start: bool = False, options: Options | None = None
+) -> CompiledProgram:
+    """Loads a ``.dvm`` program or compiles a model (ONNX, or a graph as text), whichever the file is; ``start`` as in
+    ``Traced.compile``."""
     with path.open("rb") as file:
         is_program = file.read(len(_MAGIC)) == _MAGIC
     if not is_program and path.suffix != ".dvm":
-        from dvm.pipeline import from_onnx_model
-
         with progress(f"compiling {path.name}"):
-            return from_onnx_model(path, parse_dims(dim_texts)).compile(tier, start=start)
+            return open_model(path, dim_texts).compile(tier, options, start=start)
     if dim_texts:
         raise ProgramError(f"--dim declares the symbols of a model; {path.name} is compiled already")
+    if options is not None:
+        raise ProgramError(f"--level, --disable and --dump are for models; {path.name} is compiled already")
     from dvm.program import load
 
     return load(path, tier)
+
+
+def open_model(path: Path, dim_texts: Sequence[str] = ()) -> Traced:
+    """The graph of an ONNX model, or of a text file as ``dvm opt`` writes it (its symbols are declared in the text)."""
+    from dvm.pipeline import from_graph, from_onnx_model
+
+    if path.suffix == ".txt":
+        if dim_texts:
+            raise click.UsageError(f"--dim is for ONNX models; {path.name} declares its symbols itself")
+        from dvm.graph_files import read_graph
+
+        return from_graph(read_graph(path))
+    return from_onnx_model(path, parse_dims(dim_texts))
+
+
+def sizes_and_ranges(dim_texts: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    """``--dim`` of verbs that look at one call: NAME=SIZE is a size of it, NAME=MIN:MAX the range of a model's symbol."""
+    ranges = [text for text in dim_texts if ":" in text.rpartition("=")[2]]
+    return parse_sizes([text for text in dim_texts if text not in ranges], "--dim"), ranges
+
+
+def call_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The path and ``--dim`` of verbs that look at one call (see ``sizes_and_ranges``)."""
+    function = click.option(
+        "--dim",
+        "dim_texts",
+        multiple=True,
+        metavar="NAME=SIZE",
+        help="The size of a symbol in the call; for a model also its range, as NAME=MIN:MAX.",
+    )(function)
+    return click.argument("path", metavar="PROGRAM_OR_MODEL", type=click.Path(dir_okay=False, path_type=Path))(function)
 
 
 # ---- syntax

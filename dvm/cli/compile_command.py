@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dvm.cli.common import emit, json_option, open_program, program_options
+from dvm.cli.common import compile_options, emit, json_option, open_program, program_options
 from dvm.cli.inspect_command import describe
 from vm.errors import CompileError
+
+if TYPE_CHECKING:
+    from dvm.options import Options
 
 
 @click.command(
@@ -21,8 +24,11 @@ from vm.errors import CompileError
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: the model's name with .dvm."
 )
 @click.option("--strip", is_flag=True, help="Leave out names of operations, explanations and reports.")
+@compile_options
 @json_option
-def command(path: Path, dim_texts: tuple[str, ...], output: Path | None, strip: bool, as_json: bool) -> None:
+def command(
+    path: Path, dim_texts: tuple[str, ...], output: Path | None, strip: bool, options: Options | None, as_json: bool
+) -> None:
     """Compiles an ONNX model into a program file that runs at every shape.
 
     Symbols are the model's dim_param names; one without --dim may have any size. A .dvm file is written again, as with --strip.
@@ -31,7 +37,7 @@ def command(path: Path, dim_texts: tuple[str, ...], output: Path | None, strip: 
     if output.exists() and output.samefile(path):
         raise CompileError(f"{output}: the output would replace the input; give another name with -o")
     start = time.perf_counter()
-    program = open_program(path, dim_texts)
+    program = open_program(path, dim_texts, options=options)
     seconds = time.perf_counter() - start
     program.save(output, strip=strip)
     data: dict[str, Any] = {"output": str(output), "bytes": output.stat().st_size, "seconds": round(seconds, 3)}

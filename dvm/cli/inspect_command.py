@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dvm.cli.common import emit, json_option, open_program, program_options, table
+from dvm.cli.common import compile_options, emit, json_option, open_program, program_options, table
 
 if TYPE_CHECKING:
+    from dvm.options import Options
     from dvm.program import CompiledProgram
 
 
 @click.command("inspect", epilog="Example: dvm inspect softmax.dvm")
 @program_options
+@compile_options
 @json_option
-def command(path: Path, dim_texts: tuple[str, ...], as_json: bool) -> None:
+def command(path: Path, dim_texts: tuple[str, ...], options: Options | None, as_json: bool) -> None:
     """Shows what a program takes, returns, demands and holds. Nothing of it runs."""
-    data = describe(open_program(path, dim_texts))
+    data = describe(open_program(path, dim_texts, options=options))
     emit(data, _text(data), as_json)
 
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from dvm.cli.common import emit, json_option, open_program, parse_sizes, program_options
+from dvm.cli.common import call_options, compile_options, emit, json_option, open_program, sizes_and_ranges
+
+if TYPE_CHECKING:
+    from dvm.options import Options
 
 
-@click.command("memory", epilog="Example: dvm memory examples/softmax.onnx --at batch=2,seq=128")
-@program_options
-@click.option("--at", "sizes", multiple=True, metavar="SYMBOL=SIZE", help="The sizes, as seq=128 or batch=2,seq=128.")
+@click.command("memory", epilog="Example: dvm memory examples/softmax.onnx --dim batch=2 --dim seq=128")
+@call_options
+@compile_options
 @json_option
-def command(path: Path, dim_texts: tuple[str, ...], sizes: tuple[str, ...], as_json: bool) -> None:
-    """Shows the device memory that a program needs at given sizes, each buffer with its lifetime, and what sharing saves.
-
-    A --dim that is one size, as seq=128, is a size too: the model is compiled for it alone.
-    """
-    program = open_program(path, dim_texts)
-    memory = program.memory(_fixed(program.symbols) | parse_sizes(sizes, "--at"))
+def command(path: Path, dim_texts: tuple[str, ...], options: Options | None, as_json: bool) -> None:
+    """Shows the device memory of one call, each buffer with its place and its lifetime, and what sharing saves. Nothing is run."""
+    sizes, ranges = sizes_and_ranges(dim_texts)
+    memory = open_program(path, ranges, options=options).memory(sizes)
     emit(memory.to_dict(), str(memory), as_json)
-
-
-def _fixed(symbols: Mapping[str, Any]) -> dict[str, int]:
-    """Symbols that can have one size only."""
-    return {name: s.min for name, s in symbols.items() if s.max == s.min}

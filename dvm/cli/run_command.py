@@ -11,6 +11,7 @@ import click
 import numpy as np
 
 from dvm.cli.common import (
+    compile_options,
     emit,
     json_option,
     open_program,
@@ -23,6 +24,7 @@ from dvm.cli.common import (
 from vm.errors import InputError
 
 if TYPE_CHECKING:
+    from dvm.options import Options
     from dvm.program import CompiledProgram
 
 
@@ -53,13 +55,16 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", default=0, show_default=True, help="Of random inputs.")
 @click.option("--tier", type=click.Choice(["auto", "reference", "interpreter", "specialised"]), default="auto")
+@compile_options
 @json_option
-def command(path: Path, dim_texts: tuple[str, ...], tier: str, as_json: bool, **inputs: Any) -> None:
+def command(
+    path: Path, dim_texts: tuple[str, ...], tier: str, options: Options | None, as_json: bool, **inputs: Any
+) -> None:
     """Runs a program, or compiles a model and runs it, and prints what came out.
 
     Random floats are standard normal, random integers and bools are 0 or 1 unless --range says otherwise.
     """
-    program = open_program(path, dim_texts, tier, start=True)
+    program = open_program(path, dim_texts, tier, start=True, options=options)
     feeds = _feeds(program, inputs)
     names = [spec.name for spec in program.outputs]
     with progress("running"):

@@ -5,12 +5,12 @@ Every pass is sound at every size that the scope allows, 0 and 1 included: a rew
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from graph_kernel.ir import Graph
 from graph_kernel.passes.axis_splitting import AxisSplitting
-from graph_kernel.passes.base import Pass, PassReport, RulePass, all_values, count_nodes, run_passes
+from graph_kernel.passes.base import GROUPS, Pass, PassReport, RulePass, all_values, count_nodes, run_passes
 from graph_kernel.passes.broadcast_folding import BroadcastFolding
 from graph_kernel.passes.composites import Composite, composites
 from graph_kernel.passes.constant_folding import ConstantFolding
@@ -28,6 +28,8 @@ from graph_kernel.passes.view_folding import ViewFolding
 from vm.errors import CompileError
 
 __all__ = [
+    "GROUPS",
+    "HIGHEST_LEVEL",
     "PASSES",
     "Composite",
     "Pass",
@@ -41,6 +43,8 @@ __all__ = [
 ]
 
 MAX_ROUNDS = 12
+HIGHEST_LEVEL = 3
+Watch = Callable[[PassReport], None]
 
 _ALL: tuple[type[Pass], ...] = (
     DeadCode,
@@ -69,51 +73,75 @@ def find(name: str) -> Pass:
     return PASSES[name]()
 
 
-def default_pipeline(disable: Collection[str] = ()) -> list[Pass]:
+def default_pipeline(disable: Collection[str] = (), level: int = HIGHEST_LEVEL) -> list[Pass]:
     """One round: cheap clean-up first, the moves of whole regions last. Composites come after all rounds (``expand_again``)."""
     for name in disable:
         find(name)
-    return [cls() for name, cls in PASSES.items() if name not in disable and name not in LAST]
+    return [cls() for name, cls in PASSES.items() if name not in disable and name not in LAST and cls.level <= level]
 
 
-def optimise(graph: Graph, disable: Collection[str] = (), verify: bool = False) -> list[PassReport]:
+def optimise(
+    graph: Graph,
+    disable: Collection[str] = (),
+    verify: bool = False,
+    level: int = HIGHEST_LEVEL,
+    watch: Watch | None = None,
+) -> list[PassReport]:
     """Runs the pipeline until nothing changes, at most ``MAX_ROUNDS`` times, then recognises composites and expands them in their best
-    form. Returns a report for every run of a pass.
+    form. Returns a report for every run of a pass; ``watch`` gets each of them at once, while the graph is what that pass left.
 
     A pass that changed nothing runs again only after another one has changed something.
     """
-    passes = default_pipeline(disable)
+    passes = default_pipeline(disable, level)
     names = [v.name for v in graph.outputs]
     reports: list[PassReport] = []
     idle = 0
     for turn in range(MAX_ROUNDS):
         for item in passes:
             reports.extend(run_passes(graph, [item], verify, turn))
+            if watch is not None:
+                watch(reports[-1])
             idle = 0 if reports[-1].modified else idle + 1
             if idle >= len(passes):
                 break
         if idle >= len(passes):
             break
-    reports += recognise(graph, disable, verify) + expand_again(graph, disable, verify)
+    if level >= ExpandComposites.level:
+        reports += recognise(graph, disable, verify, watch)
+    if level >= ExpandComposites.level or composites(graph):  # there is no code for a composite
+        reports += expand_again(graph, disable, verify, watch)
     _restore_names(graph, names)
     return reports
 
 
-def recognise(graph: Graph, disable: Collection[str] = (), verify: bool = False) -> list[PassReport]:
+def recognise(
+    graph: Graph, disable: Collection[str] = (), verify: bool = False, watch: Watch | None = None
+) -> list[PassReport]:
     """Turns what was decomposed into composite nodes. Nothing is recognised that could not be expanded again."""
     if ExpandComposites.name in disable:
         return []
-    return run_passes(graph, [cls() for cls in RECOGNISERS if cls.name not in disable], verify)
+    return _run_each(graph, [cls() for cls in RECOGNISERS if cls.name not in disable], verify, watch)
 
 
-def expand_again(graph: Graph, disable: Collection[str] = (), verify: bool = False) -> list[PassReport]:
+def expand_again(
+    graph: Graph, disable: Collection[str] = (), verify: bool = False, watch: Watch | None = None
+) -> list[PassReport]:
     """Expands all composites; the first report lists them. What their bodies have in common is merged."""
     if ExpandComposites.name in disable:
         return []
     found = tuple(composites(graph))
-    (report,) = run_passes(graph, [ExpandComposites()], verify)
+    (report,) = _run_each(graph, [ExpandComposites()], verify, watch)
     after = [CommonSubexpressions(), DeadCode()] if report.modified else []
-    return [replace(report, composites=found), *run_passes(graph, after, verify)]
+    return [replace(report, composites=found), *_run_each(graph, after, verify, watch)]
+
+
+def _run_each(graph: Graph, passes: Sequence[Pass], verify: bool, watch: Watch | None) -> list[PassReport]:
+    reports = []
+    for item in passes:
+        reports += run_passes(graph, [item], verify)
+        if watch is not None:
+            watch(reports[-1])
+    return reports
 
 
 def _restore_names(graph: Graph, names: Sequence[str]) -> None:

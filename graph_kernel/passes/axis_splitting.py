@@ -46,6 +46,7 @@ class AxisSplitting(Pass):
     """Removes reshapes by splitting, merging or dropping axes of whole regions of at most ``limit`` values."""
 
     name: ClassVar[str] = "axis_splitting"
+    level: ClassVar[int] = 3
     limit: int = 200
 
     def rewrite(self, graph: Graph, notes: Counter[str]) -> bool:

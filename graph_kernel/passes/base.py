@@ -22,14 +22,24 @@ Rule = Callable[["Rewriter", Node], "Value | tuple[Value, ...] | None"]
 Rules = Mapping[str, Sequence[Rule]]
 
 CONTROL = frozenset(name for name, op in OPS.items() if op.pattern is Pattern.CONTROL)
+GROUPS = {
+    "expand": "composite and nested things become plain nodes, or are recognised as one thing",
+    "cluster": "what is dead, equal or constant goes, so that regions of nodes grow together",
+    "simplify": "algebra, and data movement that is folded away or moved to where it vanishes",
+    "split": "the graph is cut into kernels (fusion)",
+    "parallel": "independent kernels run side by side (stacking)",
+}
 MAX_DEPTH = 24  # nested rewrites of nodes that a rule itself makes; a bound, not a tuning knob
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Base of all passes. Subclasses define ``name`` and ``rewrite``; they must keep the graph's inputs and output types."""
+    """Base of all passes. Subclasses define ``name`` and ``rewrite``; they must keep the graph's inputs and output types. ``group`` is one
+    of ``GROUPS``; ``level`` is the lowest level of optimisation that runs the pass."""
 
     name: ClassVar[str] = ""
+    group: ClassVar[str] = "simplify"
+    level: ClassVar[int] = 2
 
     def run(self, graph: Graph) -> bool:
         """Rewrites ``graph`` and its sub-graphs in place; True if anything changed."""
@@ -71,6 +81,7 @@ class PassReport:
     round: int = 0
     operations: tuple[int, int] = (0, 0)
     composites: tuple[Any, ...] = ()
+    group: str = "simplify"
 
     def __str__(self) -> str:
         what = ", ".join(f"{rule} {n}" for rule, n in sorted(self.notes.items()))
@@ -241,7 +252,9 @@ def run_passes(graph: Graph, passes: Sequence[Pass], verify: bool = False, round
         modified = item.apply(graph, notes)
         seconds = time.perf_counter() - start
         counts = (operations, count_nodes(graph, ("constant",)))
-        reports.append(PassReport(item.name, before, count_nodes(graph), seconds, dict(notes), modified, round, counts))
+        after = count_nodes(graph)
+        report = PassReport(item.name, before, after, seconds, dict(notes), modified, round, counts, group=item.group)
+        reports.append(report)
         if verify:
             try:
                 check(graph)

@@ -74,6 +74,7 @@ class Finder:
 class Recogniser(Pass):
     """Base of the ``recognise_*`` passes: looks at every node whose op is in ``anchors`` and asks ``match`` what it belongs to."""
 
+    group: ClassVar[str] = "expand"
     op: ClassVar[str] = ""
     anchors: ClassVar[frozenset[str]] = frozenset()
 

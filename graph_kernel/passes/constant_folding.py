@@ -58,5 +58,7 @@ class ConstantFolding(RulePass):
     """Folds nodes of constants whose results have at most ``limit`` bytes, or no more bytes than their inputs."""
 
     name: ClassVar[str] = "constant_folding"
+    group: ClassVar[str] = "cluster"
+    level: ClassVar[int] = 1
     limit: int = 1 << 16
     rules: ClassVar = {op: (dim_to_constant,) if op == "dim" else (fold,) for op in OPS if op not in LAZY}

@@ -27,6 +27,8 @@ class CommonSubexpressions(Pass):
     """
 
     name: ClassVar[str] = "cse"
+    group: ClassVar[str] = "cluster"
+    level: ClassVar[int] = 1
 
     def rewrite(self, graph: Graph, notes: Counter[str]) -> bool:
         number: dict[Value, int] = {}

@@ -16,6 +16,8 @@ class DeadCode(Pass):
     """Removes dead nodes. Passes made of rules do it to what they leave behind; this pass does it to front ends' graphs."""
 
     name: ClassVar[str] = "dce"
+    group: ClassVar[str] = "cluster"
+    level: ClassVar[int] = 1
 
     def rewrite(self, graph: Graph, notes: Counter[str]) -> bool:
         removed = remove_dead(graph)

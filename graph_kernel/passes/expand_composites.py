@@ -16,6 +16,7 @@ class ExpandComposites(Pass):
     """Puts the bodies of composites in their place. What two bodies have in common is merged again by ``cse``."""
 
     name: ClassVar[str] = "expand_composites"
+    group: ClassVar[str] = "expand"
 
     def rewrite(self, graph: Graph, notes: Counter[str]) -> bool:
         if not any(node.op in COMPOSITES for node in graph.nodes):

@@ -49,4 +49,6 @@ class InlineControl(RulePass):
     """Removes control flow that cannot go two ways."""
 
     name: ClassVar[str] = "inline_control"
+    group: ClassVar[str] = "expand"
+    level: ClassVar[int] = 1
     rules: ClassVar = {"cond": (known_branch,), "while": (unused_loop,), "scan": (unused_loop,)}

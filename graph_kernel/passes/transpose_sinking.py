@@ -39,6 +39,7 @@ class TransposeSinking(Pass):
     """Moves transposes forward through regions of at most ``limit`` nodes."""
 
     name: ClassVar[str] = "transpose_sinking"
+    level: ClassVar[int] = 3
     limit: int = 100
 
     def rewrite(self, graph: Graph, notes: Counter[str]) -> bool:
