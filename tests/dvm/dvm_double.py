@@ -176,7 +176,7 @@ class FakeExecutable:
 def install(monkeypatch: pytest.MonkeyPatch) -> Double:
     """Puts the double behind the API for one test."""
     double = Double()
-    passes = SimpleNamespace(optimise=lambda graph, verify: [])
+    passes = SimpleNamespace(optimise=lambda graph, *given, **named: [])
     back = SimpleNamespace(compile_graph=lambda graph, options: compile_graph(double, graph, options))
     monkeypatch.setattr(from_jaxpr, "trace", lambda *args, **kwargs: trace(double, *args, **kwargs))
     monkeypatch.setitem(sys.modules, "graph_kernel.passes", passes)
