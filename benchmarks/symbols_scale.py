@@ -147,10 +147,10 @@ CASES: dict[str, tuple[Callable[[int], int], tuple[int, int, int]]] = {
 
 
 def measure(run: Callable[[int], int], n: int) -> tuple[float, float]:
-    """Seconds (without the memory tracer), and MiB at the peak."""
-    begun = time.perf_counter()
+    """CPU seconds (without the memory tracer), and MiB at the peak."""
+    begun = time.process_time()
     run(n)
-    seconds = time.perf_counter() - begun
+    seconds = time.process_time() - begun
     tracemalloc.start()
     run(n)
     peak = tracemalloc.get_traced_memory()[1] / 2**20

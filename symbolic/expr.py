@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SYMBOL, FLOORDIV, MOD, MAX, MIN, BROADCAST = "symbol", "floordiv", "mod", "max", "min", "broadcast"
 MAX_DEPTH = 200  # of nested function applications: what walks an expression recurses
+_LONG = 16  # terms; a sum of so many passes on what is known about it
+_HASH_MODULUS = (1 << 61) - 1
 _KEY_LENGTH = 120  # longer sort keys are replaced by a digest, so that shared sub-expressions cannot blow them up
 
 
@@ -108,7 +110,7 @@ class Expr:
     An expression is never silently a number: ``int``, ``bool``, ``float`` and indexing raise ``TypeError``.
     """
 
-    __slots__ = ("__weakref__", "_key", "_set", "_hash", "_sympy", "_text", "terms")
+    __slots__ = ("__weakref__", "_flat", "_hash", "_key", "_set", "_sympy", "_text", "terms")
     terms: dict[Mono, int]
 
     def __init__(self, terms: dict[Mono, int]) -> None:
@@ -116,6 +118,7 @@ class Expr:
         self.terms = terms
         self._hash: int | None = None
         self._set: frozenset[str] | None = None
+        self._flat: bool | None = None
         self._key: str | None = None
         self._text: str | None = None
         self._sympy: Any = None
@@ -124,7 +127,7 @@ class Expr:
 
     def __hash__(self) -> int:
         if self._hash is None:
-            self._hash = hash(frozenset(self.terms.items()))
+            self._hash = sum(map(hash, self.terms.items())) % _HASH_MODULUS  # a sum, so that ``_sum`` can go on from it
         return self._hash
 
     def __eq__(self, other: object) -> bool:
@@ -157,6 +160,13 @@ class Expr:
     def symbols(self) -> tuple[str, ...]:
         """The names of all symbols, sorted."""
         return tuple(sorted(self.symbol_set))
+
+    @property
+    def flat(self) -> bool:
+        """Whether it is a polynomial over symbols, without functions."""
+        if self._flat is None:
+            self._flat = all(a.op == SYMBOL for m in self.terms for a in m)
+        return self._flat
 
     @property
     def constant(self) -> int:
@@ -198,7 +208,7 @@ class Expr:
         if not isinstance(other, Expr):
             other = _coerce(other)
             return NotImplemented if other is None else self + other
-        return make(_added(self.terms, other.terms, 1))
+        return _sum(self, other)
 
     __radd__ = __add__
 
@@ -365,6 +375,21 @@ def _added(a: dict[Mono, int], b: dict[Mono, int], sign: int) -> dict[Mono, int]
     return out
 
 
+def _sum(a: Expr, b: Expr) -> Dim:
+    """``a + b``. Long sums grow by few terms at a time: the longer one is copied as a whole, with what is known about it."""
+    if len(a.terms) < len(b.terms):
+        a, b = b, a
+    result = make(_added(a.terms, b.terms, 1))
+    if len(a.terms) >= _LONG and isinstance(result, Expr) and a._set is not None:
+        met = sum(m in a.terms for m in b.terms)
+        if len(result.terms) == len(a.terms) + len(b.terms) - met:  # nothing has cancelled
+            result._set = a._set | b.symbol_set
+            result._flat = a.flat and b.flat
+            if not met:
+                result._hash = (hash(a) + hash(b)) % _HASH_MODULUS
+    return result
+
+
 def _coerce(value: Any) -> Dim | None:
     """An int or Expr from anything integer-like (NumPy scalars included), None for the rest."""
     if isinstance(value, Expr):
@@ -452,6 +477,9 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 def ssum(dims: Iterable[Dim]) -> Dim:
     """The sum of ``dims`` (0 for none), in time linear in the number of terms."""
+    dims = list(dims)
+    if len(dims) == 2:
+        return to_dim(dims[0]) + to_dim(dims[1])
     terms: dict[Mono, int] = {}
     for dim in dims:
         items: Iterable[tuple[Mono, int]] = dim.terms.items() if isinstance(dim, Expr) else (((), int(dim)),)

@@ -125,7 +125,7 @@ class Store:
             if isinstance(current, int):
                 return current
             before = current
-            if any(a.op != SYMBOL for m in current.terms for a in m):
+            if not current.flat:
                 current = current.rebuild(self._rewrite)
             current = self._reduce_products(current)
             if current == before:

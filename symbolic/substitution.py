@@ -21,7 +21,7 @@ class Substitution:
 
     def apply(self, dim: Dim) -> Dim:
         """``dim`` over root symbols."""
-        if isinstance(dim, int) or self.map.keys().isdisjoint(dim.symbol_set):
+        if isinstance(dim, int) or not self.map or self.map.keys().isdisjoint(dim.symbol_set):
             return dim
         pending = [name for name in dim.symbols if name in self.map]
         for name in pending:

@@ -20,9 +20,9 @@ def test_four_times_the_size_takes_at_most_eight_times_as_long(name):
     def best(n: int) -> float:
         times = []
         for _ in range(3):
-            begun = time.perf_counter()
+            begun = time.process_time()
             run(n)
-            times.append(time.perf_counter() - begun)
+            times.append(time.process_time() - begun)
         return min(times)
 
     assert best(large) < 8 * best(small) + 0.1
@@ -30,9 +30,9 @@ def test_four_times_the_size_takes_at_most_eight_times_as_long(name):
 
 def test_no_question_takes_longer_than_its_budget_allows():
     for n in (20, 60, 120):
-        begun = time.perf_counter()
+        begun = time.process_time()
         symbols_scale.one_hard_question(n)
-        assert time.perf_counter() - begun < 5
+        assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "mmoe", "qwen2"])
