@@ -21,7 +21,7 @@ REFUSED = {
     r"adagrad|adam|momentum": "training",
     r"ai_onnx_ml": "classical machine learning",
     r"bernoulli|training_dropout": "random numbers",
-    r"nonzero|unique|nonmaxsuppression": "sizes that depend on data",
+    r"nonmaxsuppression": "sizes that depend on data",
     r"range_.*_expanded": "sizes that depend on data",
     r"gridsample|deform_conv|roialign|col2im|maxunpool|with_argmax": "gathers in two dimensions",
     r"image_decoder|melweight|^test_d?stft|^test_dft|det_": "signals and images",
@@ -29,7 +29,7 @@ REFUSED = {
     r"resize_.*(antialias|exclude_outside|crop|not_larger|not_smaller)": "rare modes of Resize",
 }
 # Shapes given as inputs are made constants: exporters write them that way.
-SHAPE_INPUTS = re.compile("resize|compress|range|onehot|blackman|hamming|hann")
+SHAPE_INPUTS = re.compile("resize|range|onehot|blackman|hamming|hann")
 # Every case costs a proof or two; these have dozens of cases of one kind, or sizes no transformer has
 SYMBOLIC_SKIPPED = re.compile("_expanded|linear_attention|_3d_dilations|flexattention|^test_cast|local_window")
 

@@ -62,14 +62,14 @@ def test_old_and_future_opsets():
 
 
 def test_all_unsupported_operators_at_once():
-    model = parse("""f (float[n, 2, 3, 3] x) => (float y, float z) {
-        a = Det(x) b = Det(a) c = Relu(x) d = StringNormalizer(c) i = NonZero(x) e = Neg(i) y = Add(b, e) z = local.Mystery(c) }""")
+    model = parse("""f (float[n, 2, 3, 3] x, int64[4] s) => (float y, float z) {
+        a = Det(x) b = Det(a) c = Relu(x) d = StringNormalizer(c) i = Expand(x, s) e = Neg(i) y = Add(b, e) z = local.Mystery(c) }""")
     with pytest.raises(UnsupportedOp) as caught:
         load(model)
     text = str(caught.value)
     # what only depends on an unsupported node is not listed
     assert "Det (1): 'a'" in text and "StringNormalizer (1): 'd'" in text
-    assert "NonZero (1): 'i': the size of the result depends on data" in text
+    assert "Expand (1): 'i': input 1 (s) sets a shape but depends on data" in text
     assert "local::Mystery (1): 'z'" in text
     assert "Relu" not in text and "Add" not in text
 

@@ -319,7 +319,7 @@ def test_threads() -> None:
     assert not failures
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(programs(bindable=True), st.lists(st.integers(0, 4), min_size=3, max_size=3))
 def test_any_sound_program_binds_or_says_why(program: pg.Program, sizes: list[int]) -> None:
     """Against a plain evaluation, one hole at a time."""
@@ -329,7 +329,7 @@ def test_any_sound_program_binds_or_says_why(program: pg.Program, sizes: list[in
     try:
         bound = binder.bind(symbols)
     except ProgramError as error:
-        assert "does not fit" in str(error)
+        assert "does not fit" in str(error), str(error)
         assume(False)
     regs = program.code.run(symbols)
     for k, step in enumerate(binder.kernels):
