@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 
 from jax._src import source_info_util
-from jax.errors import InconclusiveDimensionOperation
+from jax.errors import ConcretizationTypeError, InconclusiveDimensionOperation, NonConcreteBooleanIndexError
 from jax.export import SymbolicScope
 
 from graph_kernel.from_jaxpr.dims import DimTranslator, Plan, Variable, parse_jax
@@ -18,7 +18,14 @@ from vm.errors import CompileError
 
 _COMPARISON = re.compile(r"comparison '(?P<a>.*?)' (?P<op>>=|<=|==|!=|>|<) '(?P<b>.*?)' is inconclusive")
 _DIVISION = re.compile(r"remainder mod\((?P<what>.*), -? ?(?P<by>\d+)\) should be 0")
-_NUMBER = re.compile(r"not '_DimExpr'|'_DimExpr' object cannot be interpreted")
+_SPLIT = re.compile(r"rest is mod\((?P<what>.*), (?P<by>\d+)\)")
+_NUMBER = re.compile(
+    r"not '_DimExpr'|'_DimExpr' object cannot be interpreted|expected a sequence of integers|used in a context that requires a constant"
+)
+_INSTEAD = (
+    "jax.lax.cond and jax.numpy.where take the place of a Python if, jax.lax.while_loop that of a Python while; "
+    "operations whose result's size depends on data want their size= argument, and a mask is applied by jax.numpy.where(mask, x, 0)"
+)
 
 
 @contextlib.contextmanager
@@ -46,11 +53,23 @@ def explain(err: Exception, plan: Plan) -> str | None:
             f"the function uses a dimension of another symbolic scope{where}: a dimension that a function closes over "
             "must come from the scope of its arguments; take it from the shape of an argument instead"
         )
+    if isinstance(
+        err, ConcretizationTypeError | NonConcreteBooleanIndexError
+    ):  # a Python bool of a tracer is one of these
+        return (
+            f"the function needs a value while it is traced that only the data tells{where}. No declaration of sizes helps: {_INSTEAD}. "
+            f"(JAX: {text.splitlines()[0]})"
+        )
+    if isinstance(err, TypeError | InconclusiveDimensionOperation) and mentioned and _NUMBER.search(text):
+        return f"a symbolic dimension is used as a number{where}: jax.numpy.array(x.shape[0]) makes a tensor of it. ({text})"
     if isinstance(err, InconclusiveDimensionOperation):
         return _inconclusive(text, plan, where)
+    if isinstance(err, ValueError) and (found := _SPLIT.search(text)):
+        what = _dim(found["what"], plan.jax_scope, plan.translate)
+        return _indivisible("an equal split", what, found["by"], where) if isinstance(what, Expr) else None
     if isinstance(err, TypeError) and _NUMBER.search(text):
         return f"a symbolic dimension is used as a number{where}: jax.numpy.array(x.shape[0]) makes a tensor of it. ({text})"
-    if isinstance(err, TypeError | ValueError) and mentioned and "shape" in text:
+    if isinstance(err, TypeError | ValueError) and mentioned and ("shape" in text or "sizes" in text):
         dims = list(dict.fromkeys(str(v.dim) for v in mentioned))
         fact = f', or declare it: constraints=["{" == ".join(dims)}"]' if len(dims) == 2 else ""
         return (
@@ -105,9 +124,13 @@ def _inconclusive(text: str, plan: Plan, where: str) -> str:
     if found := _DIVISION.search(text):
         what = _dim(found["what"], plan.jax_scope, plan.translate)
         if isinstance(what, Expr):
-            help_ = " or ".join(f'Dim("{n}", multiple_of={found["by"]})' for n in what.symbols)
-            return f"a reshape needs {what} to be a multiple of {found['by']}{where}. Declare it: {help_}."
+            return _indivisible("a reshape", what, found["by"], where)
     return f"JAX cannot decide a question about sizes{where}: {rename(text, variables)}"
+
+
+def _indivisible(who: str, what: Expr, by: str, where: str) -> str:
+    help_ = " or ".join(f'Dim("{n}", multiple_of={by})' for n in what.symbols)
+    return f"{who} needs {what} to be a multiple of {by}{where}. Declare it: {help_}."
 
 
 def _help(a: Dim, op: str, b: Dim) -> str:
@@ -115,8 +138,10 @@ def _help(a: Dim, op: str, b: Dim) -> str:
     difference = a - b
     symbols = difference.symbols if isinstance(difference, Expr) else ()
     if op not in (">=", ">", "<", "<=") or len(symbols) != 1 or not isinstance(difference, Expr):
-        names = ", ".join(symbols)
-        return f"A constraint between {names} would: jax.export.symbolic_shape(..., constraints=[...])."
+        opposite = {">=": "<", ">": "<=", "<": ">=", "<=": ">"}.get(op)
+        if opposite is None:
+            return f"A constraint between {', '.join(symbols)} would: constraints=[...]."
+        return f'constraints=["{a} {op} {b}"] makes it true, constraints=["{a} {opposite} {b}"] makes it false.'
     (name,) = symbols
     wanted: Callable[[int], bool] = {
         ">=": lambda v: v >= 0,

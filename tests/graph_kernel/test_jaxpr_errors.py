@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from jax.export import symbolic_shape
 
+import dvm
+import dvm.pipeline
 from graph_kernel.from_jaxpr import trace
 from tests.graph_kernel.jaxpr_cases import D, specs
 from vm.errors import CompileError, UnsupportedOp
@@ -44,7 +46,12 @@ def test_unused_primitives_are_not_missing():
             r'b > 3 .*Dim\("b", min=4\) .*true, Dim\("b", max=3\) .*false',
         ),
         (lambda x: x if x.shape[0] > 3 else -x, MATRIX, {"b": D("b", multiple_of=2)}, r"b > 3 for every size"),
-        (lambda x: x if x.shape[0] >= x.shape[1] else -x, MATRIX, {}, "b >= s .*constraint"),
+        (
+            lambda x: x if x.shape[0] >= x.shape[1] else -x,
+            MATRIX,
+            {},
+            r'constraints=\["b >= s"\] makes it true.*"b < s"\] makes it false',
+        ),
         (lambda x: x[: max(x.shape[0] - 4, 0)], MATRIX, {}, "max_dim"),
         (lambda x: x.reshape(4, -1), MATRIX, {}, r'multiple_of=4\) or Dim\("s", multiple_of=4\)'),
         (lambda x: x * float(x.shape[0]), MATRIX, {}, "used as a number"),
@@ -57,6 +64,69 @@ def test_unused_primitives_are_not_missing():
 def test_questions_about_sizes_name_the_dim_and_the_fact_that_helps(fn, args, dims, message):
     with pytest.raises(CompileError, match=message):
         trace(fn, args, dims=dims)
+
+
+HELPS = {  # what stops, what the error names, and that declaration
+    "max over a size that may be 0": (
+        lambda x: x.max(),
+        'Dim("n", min=1)',
+        {"n": dvm.Dim(min=0)},
+        {"n": dvm.Dim(min=1)},
+    ),
+    "argmin along it": (lambda x: jnp.argmin(x, 0), 'Dim("n", min=1)', {"n": dvm.Dim(min=0)}, {"n": dvm.Dim(min=1)}),
+    "rows of 8": (lambda x: x.reshape(-1, 8), 'Dim("n", multiple_of=8)', {}, {"n": dvm.Dim(multiple_of=8)}),
+    "an equal split": (lambda x: jnp.split(x, 3), 'Dim("n", multiple_of=3)', {}, {"n": dvm.Dim(multiple_of=3)}),
+    "a size against a number": (lambda x: x if x.shape[0] > 3 else -x, 'Dim("n", min=4)', {}, {"n": dvm.Dim(min=4)}),
+    "top k": (lambda x: jax.lax.top_k(x, 4)[0], 'Dim("n", min=4)', {}, {"n": dvm.Dim(min=4)}),
+    "a window": (lambda x: jax.lax.dynamic_slice(x, (0,), (5,)), 'Dim("n", min=5)', {}, {"n": dvm.Dim(min=5)}),
+}
+
+
+@pytest.mark.parametrize("name", HELPS)
+def test_the_declaration_that_the_error_names_helps(name):
+    fn, said, without, with_it = HELPS[name]
+    with pytest.raises(CompileError) as err:
+        dvm.compile(fn, dvm.spec("n"), dims=without)
+    assert said in str(err.value) and "test_jaxpr_errors.py:" in str(err.value), str(err.value)
+    dvm.pipeline.from_function(fn, [dvm.spec("n")], {}, with_it)
+
+
+@pytest.mark.parametrize(
+    "fn, constraint",
+    [
+        (lambda x, y: x if x.shape[0] >= y.shape[0] else x + 1, "n >= m"),
+        (lambda x, y: x if x.shape[0] < y.shape[0] else x + 1, "n < m"),
+        (lambda x, y: jnp.stack([x, y]), "n == m"),
+        (lambda x, y: jax.lax.scan(lambda c, a: (c, a[0] + a[1]), 0.0, (x, y))[1], "n == m"),
+        (lambda x, y: x @ y, "n == m"),
+    ],
+)
+def test_the_constraint_that_the_error_names_helps(fn, constraint):
+    with pytest.raises(CompileError) as err:
+        dvm.compile(fn, dvm.spec("n"), dvm.spec("m"))
+    assert f'"{constraint}"' in str(err.value), str(err.value)
+    dvm.pipeline.from_function(fn, [dvm.spec("n"), dvm.spec("m")], {}, None, [constraint])
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x if x.sum() > 0 else -x,
+        lambda x: x[x > 0],
+        lambda x: jnp.nonzero(x)[0],
+        lambda x: jnp.unique(x),
+        lambda x: x[: int(x.sum())],
+    ],
+)
+def test_values_that_only_the_data_tells(fn):
+    with pytest.raises(CompileError, match=r"only the data tells at test_jaxpr_errors.py:.*lax.cond.*size="):
+        dvm.compile(fn, dvm.spec("n"))
+
+
+@pytest.mark.parametrize("fn", [lambda x: x * int(x.shape[0]), lambda x: x + np.zeros(x.shape[0])])
+def test_sizes_used_as_numbers(fn):
+    with pytest.raises(CompileError, match="used as a number at test_jaxpr_errors.py:"):
+        dvm.compile(fn, dvm.spec("n"))
 
 
 def test_a_branch_on_a_declared_range_is_decided():
