@@ -102,10 +102,13 @@ def plan(body: list[VInsn | VLoop], loops: list[LoopAxis], chip: Chip) -> int:
     if not assign(live, loops, capacity):
         raise Refusal("one element of every loop does not fit in local memory")
     parallel, stages = [x for x in loops if not x.stage], [x for x in loops if x.stage]
+    inner, rows = [x for x in parallel if x.inner], [x for x in parallel if not x.inner]
+    if not inner:
+        inner, rows = parallel[-1:], parallel[:-1] if cube else parallel
     if cube:
-        growth = [(x, CUBE_SPAN) for x in parallel[-1:] + stages] + [(x, CUBE_ROWS) for x in parallel[-2:-1]]
+        growth = [(x, CUBE_SPAN) for x in inner + stages] + [(x, CUBE_ROWS) for x in rows[-1:]]
     else:
-        growth = [(x, VECTOR_SPAN) for x in parallel[-1:] + stages] + [(x, VECTOR_ROWS) for x in parallel]
+        growth = [(x, VECTOR_SPAN) for x in inner + stages] + [(x, VECTOR_ROWS) for x in rows]
     for loop, limit in growth:
         top = min(limit, loop.extent) if isinstance(loop.extent, int) else limit
         while loop.tile < top:

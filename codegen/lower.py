@@ -59,30 +59,30 @@ class Lowering:
         self.levels: dict[Node, int] = {}
         self.stages = {loop.id for loop in layout.loops if loop.stage}
         self.softmaxes = find(axes, layout, outputs)
+        self.made: set[Node] = set()  # products computed so far, and those of the nest of loops being written
+        self.made_here: set[Node] = set()
 
     # --- contexts ---------------------------------------------------------------------------------------------------------------
     def run(self) -> list[VInsn | VLoop]:
         """The kernel's body."""
-        parallel = [loop for loop in self.layout.loops if not loop.stage]
-        parallel.sort(key=lambda loop: self.layout.rank_of[loop.atoms[0]])
         loops: list[VLoop] = []
-        for loop in parallel:
+        for loop in self.layout.outer():
             vloop = VLoop(loop, isa.LoopKind.PARALLEL)
             loops.append(vloop)
             self.stack.append(Context(loop, vloop.body))
-        late: list[Value] = []
+        shared = {vloop.axis.id for vloop in loops}
+        nests: dict[tuple[int, ...], list[Value]] = {(): []}
         for value in self.outputs:
-            if self.loops_of(value) & self.stages:
-                late.append(value)
-            else:
-                self.store(value)
-        groups: dict[tuple[int, ...], list[Value]] = {}
-        for value in late:
-            groups.setdefault(tuple(sorted(self.loops_of(value) & self.stages)), []).append(value)
-        for key, values in groups.items():
+            nests.setdefault(tuple(sorted(self.loops_of(value) - shared, key=self.layout.depth)), []).append(value)
+        for key, values in nests.items():
             opened = self.open([self.layout.loops[k] for k in key], len(self.stack))
+            self.made_here = set()
             for value in values:
                 self.store(value)
+            twice = self.made_here & self.made
+            if twice:
+                raise Refusal(f"{next(iter(twice)).op} would be computed again for every result that needs it")
+            self.made |= self.made_here
             self.close(opened, isa.LoopKind.PARALLEL)
         for vloop, context in zip(reversed(loops), reversed(self.stack[:-1]), strict=True):
             context.code.append(vloop)
@@ -547,6 +547,7 @@ class Lowering:
     def together(self, nodes: list[Node], loops: list[LoopAxis]) -> None:
         """Emits reductions in one pass over ``loops`` (none: in place) and records their results."""
         depth = self.home(self.loops_of(nodes[0].output))
+        self.made_here.update(n for n in nodes if n.op == "dot")
         accumulators = [self.start(n, depth, bool(loops)) for n in nodes]
         if loops:
             opened = self.open(loops, depth + 1)

@@ -111,8 +111,8 @@ def _place(program: Program, b: int) -> int:
 
 def _no_rule(ops: Mapping[str, tuple[str, ...]], producer: str, consumer: str) -> str:
     """Why no fusion rule was tried for two kernels."""
-    if "dot" in ops.get(consumer, ()):
-        return "a matrix product reads stored operands; what follows it is fused with it, what precedes it is not"
+    if "dot" in ops.get(consumer, ()) and "dot" in ops.get(producer, ()):
+        return "what one product makes, another one reads from memory"
     if "dot" in ops.get(producer, ()):
         return "an epilogue of a matrix product is elementwise"
     return "no fusion rule merges this pair"

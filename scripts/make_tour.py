@@ -132,11 +132,6 @@ def first_kernel() -> str:
     return program().disassemble(0)
 
 
-@output
-def second_kernel() -> str:
-    return program().disassemble(1)
-
-
 def patched_words() -> Iterator[tuple[int, str]]:
     """Words of the first kernel that binding changes, and what the hole in them is."""
     template = program().program.templates[0]

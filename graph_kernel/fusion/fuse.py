@@ -9,87 +9,34 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from graph_kernel.fusion.attention import plan
-from graph_kernel.fusion.axes import ARG, CUMULATIVE, REDUCTIONS, Axes, Refusal, find_axes
+from graph_kernel.fusion.axes import REDUCTIONS, Axes, Refusal, find_axes
 from graph_kernel.fusion.layout import Layout
-from graph_kernel.fusion.views import VIEW_OPS
+from graph_kernel.fusion.prepare import (
+    FREE_OPS,
+    GENERATORS,
+    empty_results,
+    is_carried,
+    is_scalar_chain,
+    root_of,
+    unshare,
+)
+from graph_kernel.fusion.rules import LATE_RULES, RULES, SIBLINGS, Group, Rule, Siblings, products
+from graph_kernel.fusion.waste import EXPENSIVE, expensive, wasteful
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.ops import OPS
 from graph_kernel.ops.base import Pattern, on_chip
-from graph_kernel.passes.liveness import (
-    after_sizes,
-    data_symbols,
-    defined_in_order,
-    defined_symbols,
-    remove_dead,
-    used_symbols,
-)
+from graph_kernel.passes.liveness import after_sizes, data_symbols, defined_in_order, used_symbols
 
-FREE_OPS = VIEW_OPS | {"broadcast", "iota", "constant", "dim", "barrier"}
-GENERATORS = frozenset(("iota", "constant", "dim"))
-EXPENSIVE = frozenset(
-    [
-        "exp",
-        "exp2",
-        "log",
-        "log1p",
-        "expm1",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "erf",
-        "erfc",
-        "erf_inv",
-        "logistic",
-        "pow",
-        "atan2",
-        "cbrt",
-    ]
-)
-MAX_GROUP = 64  # nodes of one kernel
+WANTED = Rule("siblings", lambda *_: True)
+MAX_GROUP = 128  # nodes of one kernel
 
 
 Lower = Callable[[list[Node], list[Value], Axes, Layout, set[Value]], Any]
 """Code generation of a group (nodes, outputs, axes, layout, values in memory); raises ``Refusal`` where it has none."""
-
-
-@dataclass(eq=False)
-class Group:
-    """Nodes of one kernel, the values it stores, and (once final) its axes and loops."""
-
-    id: int
-    nodes: list[Node]
-    outputs: list[Value] = field(default_factory=list)
-    axes: Axes | None = None
-    layout: Layout | None = None
-    parts: tuple[Group, ...] = ()  # the groups that were merged into this one
-    facts: list[str] = field(
-        default_factory=list
-    )  # relations between sizes that its loops rest on, each with why it holds
-    code: Any = None  # what ``lower`` made of it
-    shape: tuple[Any, ...] | None = None  # of every value, where nothing but elementwise nodes and scalars takes part
-
-    def has(self, ops: Iterable[str]) -> bool:
-        """Whether a node of the group is one of ``ops``."""
-        return any(n.op in ops for n in self.nodes)
-
-
-Siblings = Callable[[Group, Group], bool]
-"""Whether two groups, neither of which reads the other, should be one kernel."""
 
 
 @dataclass
@@ -120,7 +67,7 @@ class Fuser:
         self.merges: list[dict[str, str]] = []
         self.cuts: list[dict[str, str]] = []
         self.free = self._free_nodes()
-        self.constants = {n.output for n in graph.nodes if n.op == "constant" and not _is_carried(n)}
+        self.constants = {n.output for n in graph.nodes if n.op == "constant" and not is_carried(n)}
         self.tried: dict[tuple[int, int], str] = {}
         self.count = 0
 
@@ -148,7 +95,7 @@ class Fuser:
             from_generators = bool(node.inputs) and all(v in generated for v in node.inputs)
             if node.op in FREE_OPS and (node.op == "constant" or self._chip(node)):
                 free.add(node)
-                if (node.op in GENERATORS and _is_carried(node)) or (
+                if (node.op in GENERATORS and is_carried(node)) or (
                     from_generators and node.op in ("broadcast", "reshape", "transpose")
                 ):
                     generated.update(node.outputs)
@@ -296,7 +243,7 @@ class Fuser:
         """Whether a node makes the same number everywhere."""
         if node.op == "broadcast":
             return not node.inputs[0].shape and node.inputs[0] not in self.forced
-        return node.op == "dim" or (node.op == "constant" and _is_carried(node) and node.output not in self.constants)
+        return node.op == "dim" or (node.op == "constant" and is_carried(node) and node.output not in self.constants)
 
     def _movable(self, value: Value) -> bool:
         """Whether storing a free value would change what a consumer sees: not yet stored, and more than a scalar."""
@@ -328,7 +275,7 @@ class Fuser:
         if producer not in self.free:
             return
         same_memory = producer.op == "barrier" or (producer.op == "reshape" and not producer.attrs.get("copy"))
-        if same_memory and not _is_scalar_chain(producer):
+        if same_memory and not is_scalar_chain(producer):
             self.force(producer.inputs[0])
             self.aliases[value] = producer.inputs[0]
             return
@@ -351,8 +298,12 @@ class Fuser:
         self.seed()
         if self.enabled:
             self._attention()
-            for name, allowed in RULES:
-                while self._sweep(name, allowed):
+            for rule in RULES:
+                while self._sweep(rule):
+                    pass
+            self._siblings()
+            for rule in LATE_RULES:
+                while self._sweep(rule):
                     pass
             if self.siblings is not None:
                 self._merge_siblings(self.siblings)
@@ -366,7 +317,7 @@ class Fuser:
             for first, second in itertools.combinations(self.groups(), 2):
                 current = all(self.group_of[g.nodes[0]] is g for g in (first, second))
                 if current and allowed(first, second):
-                    changed |= self._merge(first, second, first.nodes[-1].outputs[0], "siblings")
+                    changed |= self._merge(first, second, first.nodes[-1].outputs[0], WANTED)
 
     def groups(self) -> list[Group]:
         """Current groups by their first node."""
@@ -384,7 +335,7 @@ class Fuser:
                     out.setdefault(other, value)
         return list(out.items())
 
-    def _sweep(self, name: str, allowed: Callable[[Group, Group], bool]) -> bool:
+    def _sweep(self, rule: Rule) -> bool:
         changed = False
         for consumer in self.groups():
             if self.group_of[consumer.nodes[0]] is not consumer:
@@ -393,19 +344,48 @@ class Fuser:
             while again:
                 again = False
                 for producer, value in self.producers(consumer):
-                    if value in self.aliases or not allowed(producer, consumer):
+                    if value in self.aliases or not rule.allowed(self, producer, consumer):
                         continue
-                    if self._merge(producer, consumer, value, name):
+                    if self._merge(producer, consumer, value, rule):
                         consumer = self.group_of[consumer.nodes[0]]
                         changed = again = True
                         break
         return changed
 
-    def _merge(self, producer: Group, consumer: Group, value: Value, rule: str) -> bool:
+    def _siblings(self) -> None:
+        """Merges products that read one operand and do not depend on each other."""
+        merged = True
+        while merged:
+            merged = False
+            found = [(g, self._operands(g)) for g in self.groups() if products(g)]
+            for k, (second, theirs) in enumerate(found):
+                for first, mine in found[:k]:
+                    shared = next((v for v in mine if v in theirs), None)
+                    if shared is None or not SIBLINGS.allowed(self, first, second):
+                        continue
+                    if self._merge(first, second, shared, SIBLINGS):
+                        merged = True
+                        break
+                if merged:
+                    break
+
+    def _operands(self, group: Group) -> dict[Value, None]:
+        """What the products of a group read from memory, data movement aside."""
+        inside = set(group.nodes)
+        roots = (root_of(v) for n in group.nodes if n.op == "dot" for v in n.inputs)
+        return {v: None for v in roots if v.producer not in inside}
+
+    def feeds_product(self, producer: Group, consumer: Group) -> bool:
+        """Whether a product of ``consumer`` depends on ``producer`` without another kernel in between."""
+        members = dict.fromkeys((*producer.nodes, *consumer.nodes))
+        products = [n for n in consumer.nodes if n.op == "dot"]
+        return any(dot in self._reachable(node, members) for node in producer.nodes for dot in products)
+
+    def _merge(self, producer: Group, consumer: Group, value: Value, rule: Rule) -> bool:
         key = (producer.id, consumer.id)
         if key in self.tried:
             return False
-        reason = self._refuse(producer, consumer)
+        reason = self._refuse(producer, consumer, rule)
         if reason:
             self.tried[key] = reason
             self.cuts.append(_cut(producer.nodes[-1], consumer.nodes[0], value, reason))
@@ -413,7 +393,7 @@ class Fuser:
         nodes = sorted({*producer.nodes, *consumer.nodes}, key=self.position.__getitem__)
         self.merges.append(
             {
-                "rule": rule,
+                "rule": rule.name,
                 "from": _describe(producer.nodes[-1]),
                 "to": _describe(consumer.nodes[0]),
                 "value": value.name,
@@ -424,7 +404,7 @@ class Fuser:
             merged.shape = producer.shape
         return True
 
-    def _refuse(self, producer: Group, consumer: Group) -> str:
+    def _refuse(self, producer: Group, consumer: Group, rule: Rule) -> str:
         if len(producer.nodes) + len(consumer.nodes) > MAX_GROUP:
             return f"more than {MAX_GROUP} nodes"
         members = dict.fromkeys((*producer.nodes, *consumer.nodes))
@@ -436,24 +416,15 @@ class Fuser:
             outputs, axes, layout = self.analyse(members)
         except Refusal as refusal:
             return str(refusal)
-        return self._wasteful(producer, outputs, axes, layout)
-
-    def _wasteful(self, producer: Group, outputs: list[Value], axes: Axes, layout: Layout) -> str:
-        expensive = [n for n in producer.nodes if n.op in EXPENSIVE or n.op in REDUCTIONS or n.op == "dot"]
-        if not expensive:
-            return ""
-        domain = {a for v in outputs for a in axes.of(v)}
-        nest = sorted(layout.loops, key=lambda x: (x.stage, layout.rank_of[x.atoms[0]]))
-        depth = {loop.id: k for k, loop in enumerate(nest)}
-        for node in expensive:
-            atoms = set(axes.of(node.output)) | {a for v in node.inputs for a in axes.of(v)}
-            mine = {layout.loop_of[a] for a in atoms if a in layout.loop_of}
-            innermost = max((depth[k] for k in mine), default=-1)  # where the node's code is
-            missing = [a for a in domain - atoms if a in layout.loop_of and depth[layout.loop_of[a]] <= innermost]
-            if missing:
-                sizes = ", ".join(str(axes.atoms[a].size) for a in sorted(missing))
-                return f"{node.op} would be computed again for every index over {sizes}"
-        return ""
+        merged = self.closure(members)
+        checked = merged if rule.strict else [n for n in producer.nodes if expensive(n)]
+        reason = wasteful([n for n in checked if n not in self.free], outputs, axes, layout)
+        if not reason and rule.strict and self.lower is not None:
+            try:
+                self.lower(list(members), outputs, axes, layout, self.outside(merged))
+            except Refusal as refusal:
+                return str(refusal)
+        return reason
 
     def _cycle(self, members: dict[Node, None]) -> bool:
         """Whether a path leaves the members, passes a kernel or stored memory, and comes back. Free nodes between two members are no
@@ -633,22 +604,6 @@ class Fuser:
         return list(done)
 
 
-def _elementwise(group: Group) -> bool:
-    return not group.has(REDUCTIONS) and not group.has(ARG) and not group.has(("dot",)) and not group.has(CUMULATIVE)
-
-
-def _no_dot(group: Group) -> bool:
-    return not group.has(("dot",))
-
-
-RULES: tuple[tuple[str, Callable[[Group, Group], bool]], ...] = (
-    ("elementwise", lambda p, c: _elementwise(p) and _elementwise(c)),
-    ("reduce", lambda p, c: _elementwise(p) and _no_dot(c)),
-    ("post-reduce", lambda p, c: _no_dot(p) and _no_dot(c)),
-    ("matmul epilogue", lambda p, c: not _no_dot(p) and _elementwise(c)),
-)
-
-
 def _describe(node: Node) -> str:
     return f"{node.op} ({node.origin})" if str(node.origin) else node.op
 
@@ -660,128 +615,6 @@ def _cut(a: Node | None, b: Node, value: Value, reason: str) -> dict[str, str]:
 def _once(cuts: list[dict[str, str]]) -> list[dict[str, str]]:
     """The record without repetitions: a pair of groups is tried again by every rule."""
     return list({tuple(sorted(cut.items())): cut for cut in cuts}.values())
-
-
-def _is_scalar_chain(node: Node) -> bool:
-    """Whether a free node's value is made from generators alone and has no memory to share."""
-    stack = [node]
-    while stack:
-        n = stack.pop()
-        for v in n.inputs:
-            if v.producer is None:
-                return False
-            if v.producer.op in GENERATORS:
-                if not _is_carried(v.producer):
-                    return False
-                continue
-            if v.producer.op not in FREE_OPS:
-                return False
-            stack.append(v.producer)
-    return True
-
-
-def unshare(graph: Graph) -> None:
-    """Gives every use of a free node a copy of it, so that one value can be read along different axes in one kernel: ``x[i]`` and
-    ``x[j]`` are two loads. Operands that broadcasts and products share with other uses get an identity reshape for the same reason."""
-    uses: dict[Value, int] = {}
-    for node in graph.nodes:
-        for value in node.inputs:
-            uses[value] = uses.get(value, 0) + 1
-    for value in graph.outputs:
-        uses[value] = uses.get(value, 0) + 1
-    before: dict[Node, list[Node]] = {}
-
-    def own(value: Value, user: Node, always: bool) -> Value:
-        producer = value.producer
-        shared = uses[value] > 1
-        if producer is not None and producer.op in FREE_OPS and _is_carried(producer):
-            if not shared:
-                return value
-            uses[value] -= 1
-            copy = Node(producer.op, producer.inputs, (), dict(producer.attrs), producer.origin)
-            copy.outputs = tuple(graph.new_value(v.shape, v.dtype) for v in producer.outputs)
-            for out in copy.outputs:
-                out.producer = copy
-                uses[out] = 1
-            for v in copy.inputs:
-                uses[v] += 1
-            before[user].append(copy)
-            before[copy] = []
-            separate(copy)
-            return copy.outputs[producer.outputs.index(value)]
-        if always and shared and value.shape:
-            node = graph.make_node("reshape", [value], {"shape": value.shape}, user.origin)
-            before[user].append(node)
-            before[node] = []
-            uses[node.output] = 1
-            return node.output
-        return value
-
-    def separate(node: Node) -> None:
-        twice = node.op == "dot" and _root(node.inputs[0]) is _root(node.inputs[1])
-        fresh = []
-        for k, value in enumerate(node.inputs):
-            fresh.append(own(value, node, node.op == "broadcast" or (twice and k == 1)))
-        node.inputs = tuple(fresh)
-
-    for node in reversed(graph.nodes):
-        before[node] = []
-        separate(node)
-    order: list[Node] = []
-
-    def place(node: Node) -> None:
-        for n in reversed(before[node]):
-            place(n)
-        order.append(node)
-
-    for node in graph.nodes:
-        place(node)
-    graph.nodes[:] = order
-
-
-def _is_carried(node: Node) -> bool:
-    """False for constants that are arrays in memory: those of several elements, and of dtypes that the chip lacks."""
-    return node.op != "constant" or (
-        np.asarray(node.attrs["value"]).size == 1 and on_chip("constant", [node.output.dtype])
-    )
-
-
-def _root(value: Value) -> Value:
-    while value.producer is not None and value.producer.op in VIEW_OPS:
-        value = value.producer.inputs[0]
-    return value
-
-
-def _is_empty(value: Value) -> bool:
-    return any(isinstance(n, int) and n == 0 for n in value.shape)
-
-
-def empty_results(graph: Graph) -> None:
-    """Whatever has no element at any size is made from nothing: its node becomes a broadcast scalar, and what only it read is dropped."""
-    out: list[Node] = []
-    data = data_symbols(graph)
-    for node in graph.nodes:
-        if node.op == "pad" and _is_empty(node.inputs[0]) and on_chip("pad", [node.output.dtype]):
-            node.op, node.inputs, node.attrs = "broadcast", node.inputs[1:], {"shape": node.output.shape, "dims": ()}
-        elif node.op == "concat" and any(map(_is_empty, node.inputs)) and not all(map(_is_empty, node.inputs)):
-            node.inputs = tuple(v for v in node.inputs if not _is_empty(v))
-        empty = bool(node.outputs) and all(map(_is_empty, node.outputs))
-        if (
-            not empty
-            or (data and defined_symbols(node, data))
-            or OPS[node.op].pattern is Pattern.CONTROL
-            or node.op == "constant"
-            or not on_chip("add", [v.dtype for v in node.outputs])
-        ):
-            out.append(node)
-            continue
-        for value in node.outputs:
-            zero = graph.make_node("constant", [], {"value": np.zeros((), value.dtype)}, node.origin)
-            fill = Node("broadcast", zero.outputs, (value,), {"shape": value.shape, "dims": ()}, node.origin)
-            value.producer = fill
-            out += [zero, fill]
-    graph.nodes[:] = out
-    remove_dead(graph)
 
 
 def fuse(graph: Graph, enabled: bool = True, lower: Lower | None = None, siblings: Siblings | None = None) -> Plan:

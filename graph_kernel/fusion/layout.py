@@ -15,6 +15,7 @@ from graph_kernel.ir import Node, Value
 from symbolic import Dim, Scope, product
 
 ROW_BYTES = 40 * 1024  # most bytes of one value's whole dims: several such rows must fit in a unified buffer of 192 KiB
+OPERAND_BYTES = 256 * 1024  # most bytes of whole dims of a product's operand in a kernel that computes the other one
 MAX_TILE_RANK = 8  # dims of a tile
 CUBE_SPAN = 128  # elements of a matrix dim per chip tile
 
@@ -29,6 +30,7 @@ class LoopAxis:
     atoms: tuple[int, ...]
     extent: Dim
     stage: bool = False
+    inner: bool = False  # a parallel loop that only some of the results vary with
     tile: int = 1  # elements a chip tile covers; set by codegen
 
 
@@ -50,6 +52,16 @@ class Layout:
     loop_of: dict[int, int]  # atom -> loop id
     order: list[int]  # canonical order of atoms
     rank_of: dict[int, int] = field(default_factory=dict)
+
+    def outer(self) -> list[LoopAxis]:
+        """The parallel loops that every result varies with, outermost first: the kernel's tile loops. Others belong to some results."""
+        found = [x for x in self.loops if not x.stage and not x.inner]
+        return sorted(found, key=lambda x: self.depth(x.id))
+
+    def depth(self, loop: int) -> tuple[bool, int]:
+        """A key that sorts loops from the outside in."""
+        found = self.loops[loop]
+        return found.stage, self.rank_of[found.atoms[0]]
 
     def tile_dims(self, value: Value) -> tuple[TileDim, ...]:
         """The dims of a value's tile in canonical order; merged atoms appear as their loop, once."""
@@ -172,6 +184,8 @@ def plan(nodes: list[Node], axes: Axes, outputs: list[Value], scope: Scope) -> L
     layout = Layout(axes, loops, loop_of, order)
     _limit_rows(layout, order, add, dots)
     _canonical(layout)
+    for loop in loops:
+        loop.inner = not loop.stage and any(loop.id not in map(loop_of.get, axes.of(v)) for v in outputs)
     for value, found in axes.loads.items():
         check_load(layout, value, found, scope)
     for dot in dots:
@@ -272,28 +286,59 @@ def _stage_loops(axes: Axes, dynamic: list[int], add: Add) -> None:
 def _limit_rows(layout: Layout, order: list[int], add: Add, dots: list[Node]) -> None:
     """Turns whole atoms into loops until every value's whole dims fit a row; contractions get a loop of their own."""
     atoms = layout.axes.atoms
+    whole_rows = _prologues(layout.axes, dots)
     for dot in dots:
         contracted = [
             a for d in dot.attrs["contract"][0] for a in layout.axes.dims[dot.inputs[0]][d] if a not in layout.loop_of
         ]
+        if whole_rows & set(contracted):
+            continue  # computed once for a block of rows, for all columns
         if contracted and static_size(layout.axes, contracted) > CUBE_SPAN:
             candidates = [a for a in contracted if not atoms[a].local]
             if candidates:
                 add([candidates[0]], True)
+    operands = dict.fromkeys(v for dot in dots for v in dot.inputs)
+    loaded = [v for v in operands if whole_rows & set(layout.axes.of(v)) and v in layout.axes.loads]
     while True:
-        worst, size = None, ROW_BYTES
+        worst, over = None, 1.0
         for value in layout.axes.dims:
             whole = [a for a in layout.axes.of(value) if a not in layout.loop_of]
+            limit = ROW_BYTES
+            if value in loaded:  # without a loop over its columns it stays in local memory beside the others
+                limit = OPERAND_BYTES if len(whole) < len(layout.axes.of(value)) else OPERAND_BYTES // len(loaded)
             n = static_size(layout.axes, whole) * value.dtype.itemsize
-            if n > size:
-                worst, size = value, n
+            if n > limit * over:
+                worst, over, size = value, n / limit, n
         if worst is None:
             return
-        free = [a for a in layout.axes.of(worst) if a not in layout.loop_of and not atoms[a].local]
+        kept = whole_rows if worst in loaded else set()
+        free = [a for a in layout.axes.of(worst) if a not in layout.loop_of and not atoms[a].local and a not in kept]
         if not free:
             raise Refusal(f"a row of %{worst.name} ({size} bytes) does not fit in local memory")
         largest = max(free, key=lambda a: (atoms[a].size if isinstance(atoms[a].size, int) else 0, -a))
+        if worst in loaded:
+            largest = free[0]  # a contiguous part of every row
         add([largest], atoms[largest].reduced)
+
+
+def _prologues(axes: Axes, dots: list[Node]) -> set[int]:
+    """Contracted indices of products whose operand this kernel computes, from anything but a product."""
+    makers = {v: n for n in axes.computed for v in n.outputs}
+    out: set[int] = set()
+    for dot in dots:
+        for side, value in enumerate(dot.inputs):
+            if value in axes.loads:
+                continue
+            stack, seen = [value], set()
+            while stack:
+                node = makers.get(stack.pop())
+                if node is not None and node not in seen:
+                    seen.add(node)
+                    stack += [v for v in node.inputs if v not in axes.loads]
+            if not any(n.op == "dot" for n in seen):
+                contracted = {a for d in dot.attrs["contract"][side] for a in axes.dims[value][d]}
+                out |= {a for a in contracted if axes.atoms[a].static}
+    return out
 
 
 def _canonical(layout: Layout) -> None:

@@ -1,0 +1,87 @@
+"""The fusion rules: which neighbours may become one kernel, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from graph_kernel.fusion.axes import ARG, CUMULATIVE, REDUCTIONS, Axes
+from graph_kernel.fusion.layout import Layout
+from graph_kernel.ir import Node, Value
+
+
+@dataclass(eq=False)
+class Group:
+    """Nodes of one kernel, the values it stores, and (once final) its axes and loops."""
+
+    id: int
+    nodes: list[Node]
+    outputs: list[Value] = field(default_factory=list)
+    axes: Axes | None = None
+    layout: Layout | None = None
+    parts: tuple[Group, ...] = ()  # the groups that were merged into this one
+    facts: list[str] = field(
+        default_factory=list
+    )  # relations between sizes that its loops rest on, each with why it holds
+    code: Any = None  # what ``lower`` made of it
+    shape: tuple[Any, ...] | None = None  # of every value, where nothing but elementwise nodes and scalars takes part
+
+    def has(self, ops: Iterable[str]) -> bool:
+        """Whether a node of the group is one of ``ops``."""
+        return any(n.op in ops for n in self.nodes)
+
+
+Siblings = Callable[[Group, Group], bool]
+"""Whether two groups, neither of which reads the other, should be one kernel."""
+
+
+class Reach(Protocol):
+    """What rules ask the fuser."""
+
+    def feeds_product(self, producer: Group, consumer: Group) -> bool:
+        """Whether a product of ``consumer`` depends on ``producer``."""
+        ...
+
+
+def has_product(group: Group) -> bool:
+    """Whether the group has a matrix product."""
+    return group.has(("dot",))
+
+
+def no_reduction(group: Group) -> bool:
+    """Whether nothing in the group runs over an axis, products aside."""
+    return not (group.has(REDUCTIONS) or group.has(ARG) or group.has(CUMULATIVE))
+
+
+def elementwise(group: Group) -> bool:
+    """Whether every node of the group is elementwise."""
+    return no_reduction(group) and not has_product(group)
+
+
+def products(group: Group) -> bool:
+    """Whether the group is products and elementwise nodes."""
+    return no_reduction(group) and has_product(group)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule: may a producer and a consumer be merged? ``strict``: not if anything of the producer would be computed repeatedly, however
+    cheap, and not without trying whether code generation finds room for it."""
+
+    name: str
+    allowed: Callable[[Reach, Group, Group], bool]
+    strict: bool = False
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("elementwise", lambda _, p, c: elementwise(p) and elementwise(c)),
+    Rule("reduce", lambda _, p, c: elementwise(p) and not has_product(c)),
+    Rule("post-reduce", lambda _, p, c: not has_product(p) and not has_product(c)),
+    Rule("matmul epilogue", lambda _, p, c: has_product(p) and elementwise(c)),
+    Rule("joined products", lambda f, p, c: products(p) and products(c) and not f.feeds_product(p, c), strict=True),
+)
+SIBLINGS = Rule("sibling products", lambda f, p, c: products(p) and products(c), strict=True)
+LATE_RULES: tuple[Rule, ...] = (
+    Rule("matmul prologue", lambda _, p, c: not has_product(p) and has_product(c), strict=True),
+)
