@@ -296,12 +296,14 @@ class MemoryPlan:
     def _count(
         self, members: Sequence[int], life: Lifetimes, at: Mapping[int, int], places: Mapping[int, Place]
     ) -> None:
-        """How many buffers have the memory of one that is dead, by how their place is known."""
+        """How many buffers have the memory of a dead one at a proved place, and how many have a place that is a maximum of several."""
         born = sorted(members, key=lambda b: life.of(b)[0])
         end = 0
         for b in born:
-            if end > at[b]:
-                self.shared["bound" if places[b].expr is None else "proved"] += 1
+            if places[b].expr is None:
+                self.shared["bound"] += 1
+            elif end > at[b]:
+                self.shared["proved"] += 1
             end = max(end, at[b] + self.rooms[b].at[0])
 
 
