@@ -44,7 +44,6 @@ def emit(lowering: Lowering, found: Online, node: Node) -> None:
     depth = lowering.home(place)
     rows = tuple(d for d in lowering.layout.tile_dims(found.scores) if d not in found.reduced)
     m, total = VTile(rows, WIDE), VTile(rows, WIDE)
-    lowering.emit(depth, "fill", {"dst": m, "imm": Imm(LOWEST, WIDE)})
     stages = [lowering.layout.loops[k] for k in sorted({d.loop for d in found.reduced if d.loop >= 0})]
     keys = stages[0].extent
     if not products or lowering.scope.proves(ge(keys, 1)):
@@ -58,6 +57,7 @@ def emit(lowering: Lowering, found: Online, node: Node) -> None:
         acc = VTile(lowering.product_dims(p.dot)[0], WIDE)
         lowering.emit(depth, "fill", {"dst": acc, "imm": Imm(0, WIDE)})
         accumulators.append(acc)
+    lowering.emit(depth, "fill", {"dst": m, "imm": Imm(LOWEST, WIDE)})
     opened = lowering.open(stages, depth + 1)
     _block(lowering, found, m, total, list(zip(products, accumulators, strict=True)))
     lowering.close(opened, isa.LoopKind.REDUCE)
