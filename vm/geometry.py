@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,7 +27,11 @@ CUBE_VOLUME = 1 << 22
 FULL_VOLUME = 1 << 21
 CUBE_ROWS = 256
 LOOPED_CUBE_ROWS = 64
-CUBE_MASKED = 16  # rows of the smallest masked block of a matrix product
+CUBE_MASKED = (128, 64, 16)  # rows of the masked blocks of a matrix product
+CUBE_OVERHEAD = (
+    43  # rows whose time a block takes beside its own: a product's weights are brought into XLA's order in every block
+)
+SINGLE_ROW = 13  # rows whose time a block of one row takes
 NESTED_ROWS = 16
 CUBE_REDUCE = (128,)
 VECTOR_REDUCE = (1024, 64)
@@ -67,27 +72,60 @@ def shapes(kind: isa.LoopKind, rungs: Rungs) -> list[Blocks]:
     return out
 
 
-def blocks(kind: isa.LoopKind, rungs: Rungs, n: int) -> list[Blocks]:
+@lru_cache(maxsize=4096)
+def blocks(kind: isa.LoopKind, rungs: Rungs, n: int) -> tuple[Blocks, ...]:
     """``shapes`` with the counts and starts for an extent of ``n`` elements."""
+    kinds = shapes(kind, rungs)
+    counts = _cheapest(kinds, n, 0, n)[1] if rungs.single else _greedy(kind, kinds, n)
     out: list[Blocks] = []
     start = 0
-    kinds = shapes(kind, rungs)
-    smallest = min((b.size for b in kinds if b.size > 1), default=1)
+    for block, count in zip(kinds, counts, strict=True):
+        out.append(Blocks(block.size, block.masked, count, start))
+        start = min(start + count * block.size, n)
+    return tuple(out)
+
+
+def _greedy(kind: isa.LoopKind, kinds: list[Blocks], n: int) -> list[int]:
+    """Counts where an element costs the same in every block."""
+    counts = []
+    left = n
     for k, block in enumerate(kinds):
-        size, left = block.size, n - start
+        size, last = block.size, k == len(kinds) - 1
         count, rest = divmod(left, size)
-        last = k == len(kinds) - 1
-        if rest and kind == isa.LoopKind.REDUCE:
+        if rest and (kind == isa.LoopKind.REDUCE or block.masked):
             # An overrun block is better than more than half of it in smaller ones; the last size takes all that is left.
             count += last or rest * 2 > size
-        elif rest and block.masked:
-            count += rest * 2 > size or (size == smallest and not (rest == 1 and rungs.single))
         elif rest and n >= size > 1:
             # One shifted block is better than many small ones when more than half of it is new (or nothing smaller follows).
             count += rest * 2 > size or last
-        out.append(Blocks(size, block.masked, count, start))
-        start = min(start + count * size, n)
-    return out
+        counts.append(count)
+        left = max(left - count * size, 0)
+    return counts
+
+
+def _cheapest(kinds: list[Blocks], left: int, k: int, n: int) -> tuple[int, list[int]]:
+    """The cheapest counts for ``left`` rows of a matrix product in the sizes from number ``k`` on, and their cost in rows."""
+    if k == len(kinds):
+        return 0, []
+    block = kinds[k]
+    size, last = block.size, k == len(kinds) - 1
+    full, rest = divmod(left, size)
+    cost = size + CUBE_OVERHEAD if size > 1 else SINGLE_ROW
+    smallest = all(b.size >= size or b.size == 1 for b in kinds)
+    fits = block.masked or n >= size  # an exact block may be shifted back, but not to before the first row
+    # A block may reach over its rows by at most as many again, except for the smallest one.
+    counts = (
+        [full + 1]
+        if last and rest
+        else [full, full + 1]
+        if rest and fits and (rest * 2 >= size or smallest)
+        else [full]
+    )
+    found = []
+    for count in counts:
+        more, others = _cheapest(kinds, max(left - count * size, 0), k + 1, n)
+        found.append((count * cost + more, [count, *others]))
+    return min(found)
 
 
 def plan(kernel: Kernel) -> dict[int, Rungs]:
@@ -143,11 +181,11 @@ def plan(kernel: Kernel) -> dict[int, Rungs]:
 def _cube(inner: int, looped: bool) -> Rungs:
     rows = max(1, min(CUBE_VOLUME // max(inner, 1), LOOPED_CUBE_ROWS if looped else CUBE_ROWS))
     top = 1 << (rows.bit_length() - 1)
-    if top <= CUBE_MASKED:
+    if top <= CUBE_MASKED[-1]:
         return Rungs((top, 1)) if top > 1 else Rungs((1,))
     if top <= LOOPED_CUBE_ROWS:
-        return Rungs((), (top, CUBE_MASKED), True)
-    return Rungs((top,), (LOOPED_CUBE_ROWS, CUBE_MASKED), True)
+        return Rungs((), (top, CUBE_MASKED[-1]), True)
+    return Rungs((top,), tuple(n for n in CUBE_MASKED if n < top), True)
 
 
 def _vector(inner: int, limit: int) -> Rungs:

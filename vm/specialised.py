@@ -29,6 +29,9 @@ from vm.program import LANES
 Array = Any
 Arenas = dict[int, Array]  # by number: flat items, or [rows, 128] inside a kernel that stores whole lane rows
 
+LONG_ROW = 512  # contracted elements from which on a product of one row is computed in parts
+ROW_PARTS = 16
+
 ARENA_DTYPES: dict[int, np.dtype] = {
     1: np.dtype(np.uint8),
     2: np.dtype(np.uint16),
@@ -238,7 +241,11 @@ class Tracer:
             for kind in (isa.DOT_CONTRACT, isa.DOT_BATCH)
         )
         dst = self.kernel.tiles[op.fixed("dst")]
-        out = lax.dot_general(values[0], values[1], (contract, batch), preferred_element_type=dst.dtype)
+        rows = [values[0].shape[d] for d, r in enumerate(x_role) if r == isa.DOT_FREE]
+        if set(rows) <= {1} and not batch[0] and _splits(values[1], contract[1]):
+            out = _row_product(values[0], values[1], len(contract[1]), dst.dtype).reshape(self.sizes(dst))
+        else:
+            out = lax.dot_general(values[0], values[1], (contract, batch), preferred_element_type=dst.dtype)
         if op.fixed("accumulate"):
             out = self.read(dst.id) + out
         self.write(dst.id, out)
@@ -464,6 +471,21 @@ class Tracer:
                 tile = self.kernel.tiles[number]
                 written.add((tile.space, tile.address))
         return [k for k in exposed if k in written]
+
+
+def _splits(y: Array, contract: tuple[int, ...]) -> bool:
+    """Whether the product of one row with ``y`` is computed in parts."""
+    leading = contract == tuple(range(len(contract)))
+    n = int(np.prod(y.shape[: len(contract)]))
+    return leading and y.dtype == np.float32 and n >= LONG_ROW and n % ROW_PARTS == 0 and y.size >= n * LONG_ROW // 2
+
+
+def _row_product(x: Array, y: Array, contracted: int, dtype: np.dtype) -> Array:
+    """x . y for one row and leading contracted dims, as a sum of parts: XLA walks down a long matrix in columns, which is slower the
+    longer they are."""
+    n = int(np.prod(y.shape[:contracted]))
+    a, b = x.reshape(ROW_PARTS, 1, n // ROW_PARTS), y.reshape(ROW_PARTS, n // ROW_PARTS, -1)
+    return lax.dot_general(a, b, (((2,), (1,)), ((0,), (0,))), preferred_element_type=dtype).sum(0)
 
 
 def reads(op: Op) -> list[int]:
