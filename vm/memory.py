@@ -7,8 +7,10 @@ when the last view is gone, because donating memory that somebody still sees wou
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from vm.specialised import ARENA_DTYPES
 Key = tuple[int, int]  # (space, item size)
 
 CLASS_FACTOR = 4
+SHARED_COPY = 1 << 20  # bytes from which on two threads share a copy: one alone does not use the memory's bandwidth
 SMALLEST_CLASS = 1 << 14  # lane rows: 8 MiB of 4-byte items, so that small programs never grow
 
 
@@ -42,6 +45,39 @@ def aligned_empty(rows: int, dtype: np.dtype) -> np.ndarray:
     raw = np.empty(n + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + n].view(dtype)
+
+
+_helper: ThreadPoolExecutor | None = None
+_helper_lock = threading.Lock()
+
+
+def _second_thread() -> ThreadPoolExecutor:
+    global _helper
+    with _helper_lock:
+        if _helper is None:
+            _helper = ThreadPoolExecutor(1, "dvm-copy")
+        return _helper
+
+
+def copy_into(target: np.ndarray, source: np.ndarray) -> None:
+    """``target[...] = source`` for flat or equally shaped arrays of one dtype; ``target`` is contiguous."""
+    if source.nbytes < SHARED_COPY or not source.flags.c_contiguous or (os.cpu_count() or 1) < 2:
+        target.reshape(source.shape)[...] = source
+        return
+    a, b = target.reshape(-1), source.reshape(-1)
+    half = len(b) // 2
+    other = _second_thread().submit(np.copyto, a[:half], b[:half])
+    try:
+        np.copyto(a[half:], b[half:])
+    finally:
+        other.result()
+
+
+def copied(source: np.ndarray) -> np.ndarray:
+    """A copy of a contiguous array."""
+    out = np.empty(source.shape, source.dtype)
+    copy_into(out, source)
+    return out
 
 
 class Region:

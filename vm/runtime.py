@@ -24,7 +24,19 @@ from vm.decode import Kernel, decode, stored_buffers
 from vm.dtypes import dtype_of, item_size
 from vm.errors import DvmError, OutOfMemory, ProgramError, ShapeError
 from vm.geometry import Scalars
-from vm.memory import Key, Lease, OutputSet, Pool, Region, Staging, capacity_class, device_arena, exact_capacity
+from vm.memory import (
+    Key,
+    Lease,
+    OutputSet,
+    Pool,
+    Region,
+    Staging,
+    capacity_class,
+    copied,
+    copy_into,
+    device_arena,
+    exact_capacity,
+)
 from vm.program import (
     INPUT,
     LANES,
@@ -335,7 +347,7 @@ class _Launch:
             start = self.bound.regs[b.offset] * LANES * item
             n = source.size * dtype.itemsize
             if n:
-                staging.bytes[start : start + n].view(dtype).reshape(source.shape)[...] = source
+                copy_into(staging.bytes[start : start + n].view(dtype), source)
 
     def steps(self, items: Sequence[Segment | NumberedStep]) -> None:
         for item in items:
@@ -454,7 +466,7 @@ class _Launch:
             out[buffer.output] = view
             total += view.nbytes
         held = sum(arena.nbytes for arena in self.outputs.arenas.values())
-        return [view.copy() for view in out] if total * SMALL_RESULT < held else out
+        return [copied(view) for view in out] if total * SMALL_RESULT < held else out
 
 
 def _dims(bound: BoundProgram) -> str:
