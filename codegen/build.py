@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from codegen import host_schedule, local_memory, sync
 from codegen.assemble import Assembled, assemble
 from codegen.lower import Lowering
 from codegen.memory_plan import MemoryPlan
+from codegen.structure import Finished, Structure
 from graph_kernel.fusion import fuse as fusion
 from graph_kernel.fusion.axes import Axes
 from graph_kernel.fusion.fuse import Group, Plan
@@ -72,6 +73,7 @@ class ProgramBuilder:
         self.constants: list[np.ndarray] = []
         self.constant_index: dict[tuple, int] = {}
         self.memory = MemoryPlan(self.scope, self.code, self.symbols)
+        self.finished: dict[Hashable, Finished] = {}  # code of kernels by structure
         self.kernels: list[dict[str, Any]] = []
         self.cuts: list[dict[str, str]] = []
         self.merges: list[dict[str, str]] = []
@@ -185,8 +187,15 @@ class ProgramBuilder:
     ) -> tuple[Assembled, int]:
         """Code of a group and the bytes of unified buffer it uses. Raises ``Refusal``."""
         body = Lowering(axes, layout, outputs, stored, self.scope).run()
+        name = _kernel_name(nodes)
+        structure = Structure(body, layout.loops, name)
+        found = self.finished.get(structure.key)
+        if found is not None:
+            return found.again(structure, layout.loops)
         used = local_memory.plan(body, layout.loops, self.chip)
-        return assemble(sync.insert(body, layout.loops), _kernel_name(nodes)), used
+        code = assemble(sync.insert(body, layout.loops), name)
+        self.finished[structure.key] = Finished.of(code, structure, used, layout.loops)
+        return code, used
 
     def kernel(self, group: Group, plan: Plan, buffers: dict[Value, int]) -> KernelStep:
         """Code of one group as a step."""
