@@ -286,6 +286,8 @@ def _finish(graph: Graph, signature: Signature, constraints: Sequence[str], symb
             name in graph.scope.symbols for name in relation.symbols
         ):  # JAX replaces b by a where a == b is declared
             graph.scope.require(relation, "constraints", f"the declared constraint {text}")
+        else:
+            graph.scope.notes.append(f"{relation}  (constraints; the dims of the inputs say it)")
     check_declared(graph)
 
 

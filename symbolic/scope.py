@@ -106,6 +106,7 @@ class Scope:
         self.symbols: dict[str, SymbolInfo] = {}
         self.facts: list[Fact] = []
         self.checks: list[LaunchCheck] = []
+        self.notes: list[str] = []  # what was declared and needs neither a fact nor a check, for ``constraints``
         self._by_symbol: dict[str, list[Fact]] = {}
         self._store = Knowledge()
         self._prover = Prover(self._store)
@@ -457,4 +458,4 @@ class Scope:
         checked = {c.rel for c in self.checks}
         lines = [str(info) + info.cause for info in self.symbols.values()]
         lines += [str(f) for f in self.facts if f.rel not in checked]
-        return lines + [f"at launch: {c}" for c in self.checks]
+        return lines + self.notes + [f"at launch: {c}" for c in self.checks]

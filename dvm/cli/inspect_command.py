@@ -39,6 +39,7 @@ def describe(program: CompiledProgram) -> dict[str, Any]:
                 "min": s.min,
                 "max": s.max,
                 "multiple_of": s.multiple_of,
+                "origin": s.origin,
                 "range": f"{s.name} {s.min}..{'' if s.max is None else s.max}"
                 + (f" step {s.multiple_of}" if s.multiple_of > 1 else ""),
             }
@@ -48,7 +49,7 @@ def describe(program: CompiledProgram) -> dict[str, Any]:
         "outputs": [{"name": t.name, "dtype": t.dtype, "dims": list(t.text)} for t in program.outputs],
         "constraints": program.constraints,
         "checks": [{"message": c.message, "origin": c.origin} for c in raw.checks],
-        "kernels": [{"name": k.name, "ops": list(k.ops)} for k in program.kernels],
+        "kernels": [{"name": k.name, "ops": list(k.ops), "facts": list(k.facts)} for k in program.kernels],
         "steps": {
             "kernel_launches": sum(isinstance(step, KernelStep) for step in steps),
             "host_ops": sum(isinstance(step, HostStep) for step in steps),
@@ -69,13 +70,22 @@ def _text(data: dict[str, Any]) -> str:
 
     sizes, steps = data["sizes"], data["steps"]
     parts = [
-        "symbols:\n" + ("\n".join(f"  {s['range']}" for s in data["symbols"]) or "  none"),
+        "symbols:\n"
+        + (
+            "\n".join(f"  {s['range']}" + (f"  ({s['origin']})" if s["origin"] else "") for s in data["symbols"])
+            or "  none"
+        ),
         "inputs:\n" + tensors(data["inputs"]),
         "outputs:\n" + tensors(data["outputs"]),
         "constraints:\n" + ("\n".join(f"  {line}" for line in data["constraints"]) or "  none"),
         f"launch checks: {len(data['checks'])}",
         f"kernels: {len(data['kernels'])}"
-        + "".join(f"\n  {k['name']}" + (f": {', '.join(k['ops'])}" if k["ops"] else "") for k in data["kernels"]),
+        + "".join(
+            f"\n  {k['name']}"
+            + (f": {', '.join(k['ops'])}" if k["ops"] else "")
+            + "".join(f"\n    given {f}" for f in k["facts"])
+            for k in data["kernels"]
+        ),
         f"steps: {steps['kernel_launches']} kernel launches of {steps['templates']} templates, {steps['host_ops']} host ops",
         f"sizes: code {sizes['code_bytes']:,} bytes, {sizes['patches']} patches, {sizes['integer_operations']} integer operations, "
         f"constants {sizes['constant_bytes']:,} bytes",
