@@ -70,11 +70,11 @@ def timed(share: Share) -> Iterator[None]:
             if depth:
                 return method(*args, **kwargs)
             depth += 1
-            begun = time.perf_counter()
+            begun = time.process_time()
             try:
                 return method(*args, **kwargs)
             finally:
-                setattr(share, what, getattr(share, what) + time.perf_counter() - begun)
+                setattr(share, what, getattr(share, what) + time.process_time() - begun)
                 share.calls += what == "proving"
                 depth -= 1
 
@@ -89,11 +89,11 @@ def timed(share: Share) -> Iterator[None]:
     for name, method in originals.items():
         setattr(Scope, name, watch(method, "proving"))
     jax.make_jaxpr = traced
-    begun = time.perf_counter()
+    begun = time.process_time()
     try:
         yield
     finally:
-        share.total += time.perf_counter() - begun
+        share.total += time.process_time() - begun
         jax.make_jaxpr = make_jaxpr
         for name, method in originals.items():
             setattr(Scope, name, method)
