@@ -45,7 +45,7 @@ ATTRIBUTES: dict[str, str] = {
     "scan": "body num_consts num_carry length reverse",
     "attention": "scale mask causal guarded body",
     "gelu": "form body",
-    "layer_norm": "axes eps variance body",
+    "layer_norm": "axes eps variance affine body",
     "linear": "body",
     "relu": "body",
     "rms_norm": "axes eps body",

@@ -40,8 +40,8 @@ for _name, _doc in (
     ),
     (
         "layer_norm",
-        "(x - mean) / sqrt(variance + eps) over axes, then scale and bias where they are inputs; variance: centred (mean of "
-        "(x - mean)^2) or moments (mean of x^2 less mean^2, which rounds differently)",
+        "(x - mean) / sqrt(variance + eps) over axes, then times a scale and plus a bias, the other inputs, as affine says; variance: "
+        "centred (mean of (x - mean)^2) or moments (mean of x^2 less mean^2, which rounds differently)",
     ),
     ("linear", "a . b + bias, where the bias has only axes that a or b alone gives the product"),
     ("relu", "max(x, 0); NaN stays"),

@@ -31,10 +31,11 @@ class RecogniseLayerNorm(Recogniser):
         if scaled is None:
             return None
         y, inner_scale = scaled
-        leaf, output, extra = tail(finder, x, y, axes, bias=True)
-        attrs = {"axes": axes, "eps": found.eps, "variance": variance}
+        leaf, output, extra = tail(finder, x, y, axes, ["add"] if inner_scale else ["mul", "add"])
+        affine = ["scale"] * (bool(inner_scale) or "mul" in extra) + ["bias"] * ("add" in extra)
+        attrs = {"axes": axes, "eps": found.eps, "variance": variance, "affine": "+".join(affine) or "none"}
         instead = {} if found.guarded is None else {found.guarded: found.variance}
-        return Match(output, (leaf, *inner_scale, *extra), attrs, instead)
+        return Match(output, (leaf, *inner_scale, *extra.values()), attrs, instead)
 
 
 def _less_mean(finder: Finder, d: Value, axes: Axes) -> Value | None:

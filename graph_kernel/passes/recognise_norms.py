@@ -104,15 +104,15 @@ def source(value: Value) -> Value:
     return cast.inputs[0] if cast is not None and exact_cast(cast.inputs[0].dtype, inner.dtype) else inner
 
 
-def tail(finder: Finder, x: Value, y: Value, axes: Axes, bias: bool) -> tuple[Value, Value, tuple[Value, ...]]:
-    """(x, the end of the norm, scale and bias): what follows ``y`` = x normalised: a scale, a bias, and the cast back to x's own dtype.
+def tail(finder: Finder, x: Value, y: Value, axes: Axes, steps: list[str]) -> tuple[Value, Value, dict[str, Value]]:
+    """(x, the end of the norm, what it reads by "mul" and "add"): what follows ``y`` = x normalised.
 
-    Each is taken if nothing else reads the value before it and it varies along the normalised axes only.
+    That is a scale, a bias (``steps``, in this order), and the cast back to x's own dtype. Each is taken if nothing else reads the value
+    before it and it varies along the normalised axes only.
     """
     wide = made_by(x, "cast")
     narrow = wide.inputs[0] if wide is not None and exact_cast(wide.inputs[0].dtype, x.dtype) else None
-    leaf, extra = x, []
-    steps = ["mul", "add"] if bias else ["mul"]
+    leaf, extra = x, {}
     while True:
         reader = finder.only_reader(y)
         if reader is None:
@@ -125,7 +125,6 @@ def tail(finder: Finder, x: Value, y: Value, axes: Axes, bias: bool) -> tuple[Va
         other = next((b for a, b in pairs(reader) if a is y), None) if steps else None
         if other is None or other is y or not varies_along(other, axes):
             break
-        steps.pop(0)
-        extra.append(source(other))
+        extra[steps.pop(0)] = source(other)
         y = reader.output
-    return leaf, y, tuple(extra)
+    return leaf, y, extra

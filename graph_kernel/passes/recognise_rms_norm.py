@@ -29,6 +29,6 @@ class RecogniseRmsNorm(Recogniser):
         if scaled is None:
             return None
         y, inner_scale = scaled
-        leaf, output, extra = tail(finder, x, y, axes, bias=False)
+        leaf, output, extra = tail(finder, x, y, axes, [] if inner_scale else ["mul"])
         instead = {} if found.guarded is None else {found.guarded: found.variance}
-        return Match(output, (leaf, *inner_scale, *extra), {"axes": axes, "eps": found.eps}, instead)
+        return Match(output, (leaf, *inner_scale, *extra.values()), {"axes": axes, "eps": found.eps}, instead)

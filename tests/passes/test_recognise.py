@@ -139,7 +139,7 @@ def test_jax_blocks(name: str, dtype: Any) -> None:
 def test_explain_says_what_was_found_and_where() -> None:
     program = pipeline.from_onnx_model(str(DATA / "bert.onnx")).compile(start=False)
     text = str(program.explain())
-    assert "layer_norm axes=[2] eps=1e-12 variance=centred: LayerNormalization at node_layer_norm_1" in text
+    assert "layer_norm axes=[2] eps=1e-12 variance=centred affine=bias: LayerNormalization at node_layer_norm_1" in text
     assert "gelu form=erf: Div at node_Div_148 to Mul at node_gelu" in text or "gelu form=erf: Mul at node_gelu" in text
     data = program.explain().to_dict()
     assert Counter(c["op"] for c in data["composites"]) == Counter(layer_norm=5, linear=12, attention=2, gelu=2)
@@ -198,8 +198,9 @@ def centred_norm(x: np.ndarray, attrs: dict[str, Any], *affine: np.ndarray) -> n
     wide = x.astype(np.float64)
     axes = attrs["axes"]
     y = (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + attrs["eps"])
-    y = y * affine[0] if affine else y
-    return y + affine[1] if len(affine) > 1 else y
+    for part, value in zip([p for p in attrs["affine"].split("+") if p != "none"], affine, strict=True):
+        y = y * value if part == "scale" else y + value
+    return y
 
 
 def turned(x: np.ndarray, attrs: dict[str, Any], cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -237,14 +238,22 @@ FORMS: dict[str, tuple[str, Callable[..., Any], list[tuple[str, Any]]]] = {
         lambda x: (lambda e: e * (1 / e.sum(-1, keepdims=True)))(jnp.exp(x - x.max(-1, keepdims=True))),
         [ROWS],
     ),
-    "layer norm": ("layer_norm axes=[1] eps=1e-05 variance=centred", layer_norm, [ROWS, VECTOR, VECTOR]),
+    "layer norm": (
+        "layer_norm axes=[1] eps=1e-05 variance=centred affine=scale+bias",
+        layer_norm,
+        [ROWS, VECTOR, VECTOR],
+    ),
     "layer norm, static": (
-        "layer_norm axes=[1] eps=1e-05 variance=centred",
+        "layer_norm axes=[1] eps=1e-05 variance=centred affine=scale+bias",
         layer_norm,
         [("s, 7", f32), ("7", f32), ("7", f32)],
     ),
-    "scale first": ("layer_norm axes=[1] eps=0.001 variance=centred", scale_first, [ROWS, VECTOR, VECTOR]),
-    "moments": ("layer_norm axes=[0, 1] eps=0.0001 variance=moments", moments, [ROWS]),
+    "scale first": (
+        "layer_norm axes=[1] eps=0.001 variance=centred affine=scale+bias",
+        scale_first,
+        [ROWS, VECTOR, VECTOR],
+    ),
+    "moments": ("layer_norm axes=[0, 1] eps=0.0001 variance=moments affine=none", moments, [ROWS]),
     "rms norm": ("rms_norm axes=[1] eps=1e-06", rms_norm, [ROWS, VECTOR]),
     "rms norm in bfloat16": ("rms_norm axes=[1] eps=1e-05", hf_rms_norm, [("s, 8", bf16), ("8", bf16)]),
     "gelu": ("gelu form=erfc", lambda x: jax.nn.gelu(x, approximate=False), [ROWS]),
