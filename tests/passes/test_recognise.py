@@ -356,6 +356,11 @@ NEAR_MISSES: dict[str, tuple[Callable[..., Any], list[tuple[str, Any]], list[str
         [X],
         [],
     ),
+    "softmax: the sum of a column divides a row": (
+        lambda x: (lambda e: e / e.sum(0)[:, None])(jnp.exp(x - x.max(1, keepdims=True))),
+        [("s, s", f32)],
+        [],
+    ),
     "softmax: the maximum of something else": (
         lambda x, y: (lambda e: e / e.sum(1, keepdims=True))(jnp.exp(x - y.max(1, keepdims=True))),
         [X, Y],
@@ -400,6 +405,7 @@ NEAR_MISSES: dict[str, tuple[Callable[..., Any], list[tuple[str, Any]], list[str
     "gelu: another argument": (lambda x: 0.5 * x * (1 + jax.scipy.special.erf(x * 0.7)), [X], []),
     "gelu: another factor": (lambda x: 0.4 * x * (1 + jax.scipy.special.erf(x / np.sqrt(2))), [X], []),
     "gelu: less one": (lambda x: 0.5 * x * (jax.scipy.special.erf(x / np.sqrt(2)) - 1), [X], []),
+    "gelu: plus two": (lambda x: 0.5 * x * (jax.scipy.special.erf(x / np.sqrt(2)) + 2), [X], []),
     "gelu: times something else": (lambda x, y: 0.5 * y * (1 + jax.scipy.special.erf(x / np.sqrt(2))), [X, Y], []),
     "gelu: another cubic coefficient": (
         lambda x: 0.5 * x * (1 + jnp.tanh(np.sqrt(2 / np.pi) * (x + 0.05 * x**3))),
@@ -607,6 +613,11 @@ NO_ATTENTION: dict[str, tuple[Callable[..., Any], list[tuple[str, Any]], list[st
     "the batch is summed over as well": (
         lambda q, k, v: jnp.einsum("bqk,bkd->qd", jax.nn.softmax(scores(q, k), -1), v),
         QKV,
+        ["softmax axes=[2]"],
+    ),
+    "values without a batch": (
+        lambda q, k, v: jnp.einsum("bqk,kd->bqd", jax.nn.softmax(scores(q, k), -1), v),
+        [*QKV[:2], ("t, 4", f32)],
         ["softmax axes=[2]"],
     ),
     "no product of queries and keys": (
