@@ -473,20 +473,25 @@ class Lowering:
         depth = self.home(self.loops_of(value))
         if tile.dtype != value.dtype:
             raise AssertionError("a value's tile must have its dtype")
+        self.check_domain(value)
         parts: list[IndexPart] = []
         for d, stride in enumerate(strides(value.shape)):
             if value.shape[d] != 1:
                 for q in value_parts(self.layout, value, Part(d, 1), self.scope):
                     parts.append(IndexPart(q.dim, q.coefficient * stride, q.div, q.mod))
         parts = collapse(parts, self.scope)
-        whole = [q.dim for q in parts if q.div == 1]
-        if any(q.dim not in whole for q in parts):  # cores would store the same element, and compute it as often
-            raise Refusal("a result has fewer elements than the loops that compute it")
         tail = [
             {**TERM, "dim": tile.dims.index(q.dim), "step": q.coefficient, "div": q.div, "mod": q.mod, "stride": 1}
             for q in parts
         ]
         self.emit(depth, "store", {"x": tile, "address": value, "offset": 0}, tail)
+
+    def check_domain(self, value: Value) -> None:
+        """Raises ``Refusal`` if a loop runs over an axis that a result lacks: cores would store one element several times."""
+        loops, mine = self.loops_of(value), set(self.layout.axes.of(value))
+        around = {c.loop.id for c in self.stack[: self.home(loops) + 1] if c.loop is not None} - self.stages
+        if any(a not in mine for k in loops | around for a in self.layout.loops[k].atoms):
+            raise Refusal("a result has fewer elements than the loops that compute it")
 
     op_take = gathers.take
     op_take_along = gathers.take_along

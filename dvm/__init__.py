@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         kernel,
     )
     from dvm.jitted import jit
+    from dvm.onnx_backend import backend
     from dvm.options import Options
     from dvm.program import CompiledProgram, load
     from dvm.statistics import Stats, stats
@@ -49,6 +50,7 @@ _LAZY = {
     "KernelFunction": "dvm.handwritten",
     "Options": "dvm.options",
     "Stats": "dvm.statistics",
+    "backend": "dvm.onnx_backend",
     "bfloat16": "dvm.handwritten.arguments",
     "bool_": "dvm.handwritten.arguments",
     "compile": "dvm.api",
@@ -78,6 +80,7 @@ __all__ = [
     "ShapeError",
     "Stats",
     "UnsupportedOp",
+    "backend",
     "bfloat16",
     "bool_",
     "compile",

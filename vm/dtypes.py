@@ -11,7 +11,18 @@ _NAMES = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-_EXTRA = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4")
+_EXTRA = (
+    *(
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "float4_e2m1fn",
+    ),
+    *("int4", "uint4", "int2", "uint2"),
+)
 
 DTYPES: dict[str, np.dtype] = {name: np.dtype(name).newbyteorder("<") for name in _NAMES}
 DTYPES.update({name: np.dtype(getattr(ml_dtypes, name)) for name in _EXTRA})

@@ -19,7 +19,7 @@ Attrs = dict[str, Any]
 HostFunction = Callable[[list[np.ndarray], Attrs], list[np.ndarray]]
 
 _HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-_FLOATS = tuple(DTYPES[n] for n in ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"))
+_FLOATS = tuple(dtype for name, dtype in DTYPES.items() if "float" in name)
 
 
 def dtype_attr(attrs: Attrs) -> np.dtype:

@@ -104,8 +104,9 @@ class Executable:
         """Runs the program on flat inputs."""
         bound = self.binder.bind_sizes(self.binder.check_inputs(arrays))
         total = sum(rows * LANES * item for (_, item), rows in bound.arena_rows.items())
-        if total > self.machine.chip.hbm_bytes:
-            raise OutOfMemory(f"this launch needs {total:,} bytes of device memory; {self.machine.chip.name} has less")
+        chip = self.machine.chip
+        if total > chip.hbm_bytes:
+            raise OutOfMemory(f"this launch needs {total:,} bytes of device memory; {chip.name} has {chip.hbm_bytes:,}")
         counters.add("launches")
         try:
             return self.machine.launch(bound, arrays)

@@ -15,6 +15,7 @@ from graph_kernel.builder import GraphBuilder, Operand
 from graph_kernel.from_onnx.dims import require_min_fits
 from graph_kernel.from_onnx.tensor import Ratio, Tensor, object_array
 from graph_kernel.ir import Graph, Shape, Value
+from vm.errors import UnsupportedOp
 
 __all__ = ["Builder", "Operand"]
 
@@ -45,7 +46,7 @@ class Builder(GraphBuilder):
         if x.elements is not None:
             return self._from_elements(x.elements, x.dtype)
         if x.items is not None:
-            raise TypeError("a sequence is not a tensor")
+            raise UnsupportedOp("a sequence takes part where a tensor must")
         self.captured.append(x)
         return self.graph.add_input(x.shape, x.dtype)
 

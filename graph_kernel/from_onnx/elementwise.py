@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 
 from graph_kernel.from_onnx.builder import Builder
@@ -133,12 +134,23 @@ def _clip(c: Call) -> Result:
 
 @converter("Cast")
 def _cast(c: Call) -> Result:
-    return cast(c.builder, c.x(), np_dtype(c.attr("to"), c.where()))
+    return _converted(c, np_dtype(c.attr("to"), c.where()))
 
 
 @converter("CastLike")
 def _cast_like(c: Call) -> Result:
-    return cast(c.builder, c.x(), c.tensor(1).dtype)
+    return _converted(c, c.tensor(1).dtype)
+
+
+def _converted(c: Call, dtype: np.dtype) -> Value:
+    """A cast to an 8-bit float keeps within its range, unless ``saturate`` is 0; NaN stays."""
+    b, x = c.builder, c.x()
+    if dtype.name == "float8_e8m0fnu" and x.dtype != dtype:
+        raise c.unsupported("a cast to float8_e8m0fnu, which has rounding modes of its own")
+    if dtype.name.startswith("float8") and x.dtype != dtype and c.attr("saturate", 1):
+        limit = float(ml_dtypes.finfo(dtype).max)
+        x = b.minimum(b.maximum(b.cast(x, np.float32), -limit), limit)
+    return cast(b, x, dtype)
 
 
 def cast(b: Builder, x: Value, dtype: np.dtype) -> Value:
@@ -149,9 +161,11 @@ def cast(b: Builder, x: Value, dtype: np.dtype) -> Value:
 @converter("BitCast")
 def _bit_cast(c: Call) -> Result:
     x, dtype = c.x(), np_dtype(c.attr("to"), c.where())
-    if x.dtype != dtype:
+    if x.dtype == dtype:
+        return x
+    if x.dtype.itemsize != dtype.itemsize or "V" in (x.dtype.kind, dtype.kind):
         raise c.unsupported(f"bits of {x.dtype} as {dtype}")
-    return x
+    return c.builder.op("bitcast", x, dtype=dtype)
 
 
 @converter("Identity")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from graph_kernel.from_onnx.builder import Builder
 from graph_kernel.from_onnx.matmul import matmul
 from graph_kernel.from_onnx.registry import Call, Result, converter, np_dtype
 from graph_kernel.ir import Value
+
+
+def _is_integer(dtype: np.dtype) -> bool:
+    """Whether a dtype holds integers, those of 2 and 4 bits included."""
+    return dtype.kind in "iu" or (dtype.kind == "V" and "int" in dtype.name)
 
 
 def _per_axis(c: Call, v: Value, x: Value) -> Value:
@@ -29,7 +35,7 @@ def _per_axis(c: Call, v: Value, x: Value) -> Value:
 
 def quantize(b: Builder, x: Value, scale: Value, zero: Value | None, dtype: np.dtype) -> Value:
     """saturate(round(x / scale) + zero)."""
-    info = np.iinfo(dtype)
+    info = ml_dtypes.iinfo(dtype) if dtype.kind == "V" else np.iinfo(dtype)
     y = b.unary("round", b.div(x, scale))
     if zero is not None:
         y = b.add(y, b.cast(zero, x.dtype))
@@ -43,7 +49,7 @@ def _quantize_linear(c: Call) -> Result:
         dtype = c.tensor(2).dtype
     else:
         dtype = np_dtype(c.attr("output_dtype"), c.where()) if c.attr("output_dtype") else np.dtype(np.uint8)
-    if dtype.kind not in "iu":
+    if not _is_integer(dtype):
         raise c.unsupported(f"quantising to {dtype}")
     x = b.cast(x, np.float32) if x.dtype.kind in "iu" else b.wide(x)
     scale = b.cast(_per_axis(c, c.x(1), x), x.dtype)
@@ -56,8 +62,8 @@ def _dequantize_linear(c: Call) -> Result:
     b, x = c.builder, c.x(0)
     scale = c.x(1)
     out = np_dtype(c.attr("output_dtype"), c.where()) if c.attr("output_dtype") else scale.dtype
-    y = b.cast(x, np.int32) if x.dtype.kind in "iu" else b.cast(x, np.float32)
-    if c.has(2) and x.dtype.kind in "iu":
+    y = b.cast(x, np.int32) if _is_integer(x.dtype) else b.cast(x, np.float32)
+    if c.has(2) and _is_integer(x.dtype):
         y = b.sub(y, _per_axis(c, b.cast(c.x(2), np.int32), x))
     return b.cast(b.mul(b.cast(y, np.float32), b.cast(_per_axis(c, scale, x), np.float32)), out)
 

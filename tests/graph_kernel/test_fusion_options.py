@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from codegen import compile_graph
 from graph_kernel import passes
@@ -72,3 +73,20 @@ def test_siblings_are_merged_where_they_are_wanted_and_can_be():
     )
     for got, want in zip(Executable(apart).launch([x]), [np.exp(x), np.sqrt(x).T], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 3, 18), (1, 4, 3, 18), (3, 7, 64, 128), (1, 130, 3, 130), (2, 1, 3, 5)])
+def test_a_result_is_stored_once_where_others_vary_over_more_axes(shape):
+    """The reference executor refuses a kernel of which several cores store one element."""
+    b, h, m, n = shape
+    g = Graph(Scope())
+    builder = GraphBuilder(g)
+    x, w = g.add_input((b, 1, m, n), np.float32, "x"), g.add_input(shape, np.float32, "w")
+    small = builder.add(x, x)
+    g.outputs = [small, builder.mul(small, w)]
+    program, _ = kernels(g)
+    rng = np.random.default_rng(0)
+    arrays = [rng.random((b, 1, m, n), np.float32), rng.random(shape, np.float32)]
+    first, second = Executable(program).launch(arrays)
+    np.testing.assert_array_equal(first, 2 * arrays[0])
+    np.testing.assert_allclose(second, 2 * arrays[0] * arrays[1], rtol=1e-6)
