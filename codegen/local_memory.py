@@ -13,7 +13,7 @@ from vm.chip import Chip
 
 ALIGN = 32  # bytes, the unified buffer's block
 VECTOR_SPAN, VECTOR_ROWS = 512, 4096
-CUBE_SPAN, CUBE_ROWS = 128, 64
+CUBE_SPAN, CUBE_ROWS, CUBE_DEPTH = 256, 128, 512  # the first two fill L0C with float32
 
 
 @dataclass
@@ -85,10 +85,28 @@ def assign(live: list[Interval], loops: list[LoopAxis], capacity: dict[isa.Space
     return True
 
 
+def _grow(
+    limits: list[tuple[LoopAxis, int]], live: list[Interval], loops: list[LoopAxis], capacity: dict[isa.Space, int]
+) -> None:
+    """Doubles the tiles of these loops in turn, each up to its limit, while everything fits: a product moves least for the work it does
+    when its tile is about as high as it is wide."""
+    while limits:
+        left = []
+        for loop, limit in limits:
+            old, top = loop.tile, min(limit, loop.extent) if isinstance(loop.extent, int) else limit
+            loop.tile = min(max(top, old), old * 2)
+            if not assign(live, loops, capacity):
+                loop.tile = old
+            elif loop.tile > old:
+                left.append((loop, limit))
+        limits = left
+
+
 def plan(body: list[VInsn | VLoop], loops: list[LoopAxis], chip: Chip) -> int:
     """Chooses the loops' chip tiles and all addresses; returns the bytes of unified buffer used.
 
-    Tiles grow by doubling, innermost loops first, while everything fits. Raises ``Refusal`` if not even single elements fit.
+    Tiles grow by doubling while everything fits: those of vector code innermost loops first, those of products in turn.
+    Raises ``Refusal`` if not even single elements fit.
     """
     live = intervals(body)
     capacity = {
@@ -106,17 +124,11 @@ def plan(body: list[VInsn | VLoop], loops: list[LoopAxis], chip: Chip) -> int:
     if not inner:
         inner, rows = parallel[-1:], parallel[:-1] if cube else parallel
     if cube:
-        growth = [(x, CUBE_SPAN) for x in inner + stages] + [(x, CUBE_ROWS) for x in rows[-1:]]
+        limits = [(x, CUBE_SPAN) for x in inner] + [(x, CUBE_ROWS) for x in rows[-1:]]
+        _grow([*limits, *((x, CUBE_DEPTH) for x in stages)], live, loops, capacity)
     else:
-        growth = [(x, VECTOR_SPAN) for x in inner + stages] + [(x, VECTOR_ROWS) for x in rows]
-    for loop, limit in growth:
-        top = min(limit, loop.extent) if isinstance(loop.extent, int) else limit
-        while loop.tile < top:
-            old = loop.tile
-            loop.tile = min(top, old * 2)
-            if not assign(live, loops, capacity):
-                loop.tile = old
-                break
+        for one in [(x, VECTOR_SPAN) for x in inner + stages] + [(x, VECTOR_ROWS) for x in rows]:
+            _grow([one], live, loops, capacity)
     assign(live, loops, capacity)
     return max(
         (item.tile.address + tile_bytes(item.tile, loops) for item in live if item.tile.space == isa.Space.UB),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,32 +133,37 @@ def _pipe(at: int, number: int) -> Pipe:
     return Pipe(number)
 
 
+def nested(loop: ReadyLoop, cores: int) -> int:
+    """Steps of the parallel loops inside one step of a parallel loop that are shared out with it. 1 where several loops follow each
+    other inside it, or where a step has other loops that every core would repeat and there are steps enough without."""
+    inside = [item for item in loop.body if isinstance(item, ReadyLoop)]
+    parallel = [item for item in inside if item.kind == isa.LoopKind.PARALLEL]
+    if len(parallel) != 1 or (len(inside) > 1 and loop.trips >= cores):
+        return 1
+    return max(1, parallel[0].trips * nested(parallel[0], cores))
+
+
 def core_count(body: Sequence[Ready | ReadyLoop], limit: int) -> int:
-    """How many of ``limit`` cores have something to do: steps of the outermost parallel loop, times, where these are few, those of the
-    parallel loops inside it."""
+    """How many of ``limit`` cores have something to do: steps of the outermost parallel loop, those of the loops inside them counted."""
     most = 1
     for item in body:
-        if not isinstance(item, ReadyLoop):
-            continue
-        if item.kind != isa.LoopKind.PARALLEL:
-            most = max(most, core_count(item.body, limit))
-            continue
-        outer = max(1, min(item.trips, limit))
-        most = max(most, outer * core_count(item.body, limit // outer))
-    return most
+        if isinstance(item, ReadyLoop):
+            parallel = item.kind == isa.LoopKind.PARALLEL
+            most = max(most, item.trips * nested(item, limit) if parallel else core_count(item.body, limit))
+    return min(limit, most)
 
 
-def core_range(trips: int, core: int, cores: int) -> tuple[int, int, int, int]:
-    """The steps of a parallel loop that a core takes: first, end, and how many cores take the same steps and share the loops inside
-    them, and which one of those this core is. Cores that are left over take none."""
-    outer = max(1, min(trips, cores))
-    inner = max(1, cores // outer)
-    group = core // inner
-    if group >= outer:
-        return 0, 0, inner, core % inner
-    each, more = divmod(trips, outer)
-    begin = group * each + min(group, more)
-    return begin, begin + each + (group < more), inner, core % inner
+def core_range(steps: int, core: int, cores: int) -> tuple[int, int]:
+    """The contiguous range of ``steps`` that a core takes: the first cores take one more where they do not divide."""
+    each, more = divmod(steps, cores)
+    begin = core * each + min(core, more)
+    return begin, begin + each + (core < more)
+
+
+def steps_inside(begin: int, end: int, inner: int) -> Iterator[tuple[int, int, int]]:
+    """Of a range of combined steps: each step of the outer loop, and the range of its ``inner`` steps."""
+    for step in range(begin // inner, -(-end // inner)):
+        yield step, max(begin - step * inner, 0), min(end - step * inner, inner)
 
 
 @dataclass(eq=False)
@@ -257,6 +262,29 @@ class Placed(Exception):
         self.task, self.fault = task, fault
 
 
+Share = Callable[[ReadyLoop], tuple[int, int, int]]
+
+
+def outermost(core: int, cores: int) -> Share:
+    """What one of ``cores`` cores takes of a parallel loop that stands in no other one: the first and the last of its steps combined with
+    those of the loops inside it, and how many of these make a step of the loop itself."""
+
+    def share(loop: ReadyLoop) -> tuple[int, int, int]:
+        inner = nested(loop, cores)
+        return *core_range(loop.trips * inner, core, cores), inner
+
+    return share
+
+
+def inside(low: int, high: int, inner: int, cores: int) -> Share:
+    """The same for the parallel loops inside a step of which a core takes the inner steps ``low`` to ``high``."""
+
+    def share(loop: ReadyLoop) -> tuple[int, int, int]:
+        return (0, loop.trips, 1) if inner == 1 else (low, high, nested(loop, cores))
+
+    return share
+
+
 class Cores:
     """Runs one kernel on all its cores, one after the other."""
 
@@ -310,25 +338,24 @@ class Cores:
 
     def _core(self, body: list[Ready | ReadyLoop], core: int, cores: int) -> None:
         self.pipes = Pipes(self.execute, self.chip.issue.queue_depth, self.first + core)
-        self._block(body, True, True, core, cores, core == 0)
+        self._block(body, True, True, outermost(core, cores), core == 0)
         self.pipes.finish()
 
-    def _block(
-        self, body: list[Ready | ReadyLoop], first: bool, last: bool, core: int, cores: int, stores: bool
-    ) -> None:
+    def _block(self, body: list[Ready | ReadyLoop], first: bool, last: bool, share: Share, stores: bool) -> None:
+        """``share`` gives what this core takes of the parallel loops, ``stores`` is whether it stores outside of them."""
         for item in body:
             if isinstance(item, Ready):
                 self.pipes.issue(Task(item, dict(self.axes), first, last, stores))
                 continue
-            begin, end, inner_core, inner_cores, inner_stores = 0, item.trips, core, cores, stores
-            if cores and item.kind == isa.LoopKind.PARALLEL:  # its steps are shared out
-                begin, end, inner_cores, inner_core = core_range(item.trips, core, cores)
-                inner_stores = inner_core == 0
-            for step in range(begin, end):
+            parallel = item.kind == isa.LoopKind.PARALLEL
+            begin, end, inner = share(item) if parallel else (0, item.trips, 1)
+            steps = list(steps_inside(begin, end, inner))
+            for step, low, high in steps:
                 base = step * item.tile
                 self.axes[item.axis] = (base, min(item.tile, item.extent - base))
-                inner_first, inner_last = first and step == begin, last and step == end - 1
-                self._block(item.body, inner_first, inner_last, inner_core, inner_cores, inner_stores)
+                within = inside(low, high, inner, self.cores) if parallel else share
+                at_first, at_last = step == steps[0][0], step == steps[-1][0]
+                self._block(item.body, first and at_first, last and at_last, within, low == 0 if parallel else stores)
             self.axes.pop(item.axis, None)
 
     # --- operands ---------------------------------------------------------------------------------------------------------------

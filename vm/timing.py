@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ from vm.chip import Chip
 from vm.decode import Kernel, decode, operations
 from vm.isa import Pipe
 from vm.program import CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
-from vm.reference_core import Ready, ReadyLoop, core_count, prepare
+from vm.reference_core import Ready, ReadyLoop, core_count, core_range, nested, prepare, steps_inside
 from vm.timing_core import Core, Interval
 from vm.timing_memory import Access, Cache, Traffic, rates
 
@@ -165,10 +166,8 @@ class Work:
     def cores(self, limit: int) -> int:
         """The fewest of ``limit`` cores that finish as early as all of them would."""
         n = core_count(self.body, limit)
-        outer = max((item.trips for item in self.body if isinstance(item, ReadyLoop)), default=1)
-        if outer >= n:  # one loop is shared out: as many steps for the busiest core, fewer cores
-            return max(1, -(-outer // -(-outer // n)))
-        return n
+        most = core_count(self.body, sys.maxsize)  # all steps that can be shared out
+        return -(-most // -(-most // n))
 
 
 def is_cube(kernel: Kernel) -> bool:
@@ -262,7 +261,8 @@ class _Run:
         cube = is_cube(kernel)
         limit = self.chip.cube_cores if cube else self.chip.vector_cores
         totals = _Totals(self.chip, kernel)
-        totals.walk(body, core_count(body, limit), 1, {}, {})
+        cores = core_count(body, limit)
+        totals.walk(body, cores, float(cores), {}, {})
         template = self.machine.program.templates[step.template]
         name = step.name or template.name or f"kernel {numbered.index}"
         return Work(
@@ -327,19 +327,29 @@ class _Totals:
         self.flops = 0
 
     def walk(
-        self, body: Sequence[Ready | ReadyLoop], cores: int, times: int, trips: dict[int, int], extents: dict[int, int]
+        self,
+        body: Sequence[Ready | ReadyLoop],
+        cores: int,
+        again: float,
+        trips: dict[int, int],
+        extents: dict[int, int],
+        share: int = 0,
     ) -> None:
-        """``times``: how often the body runs on all cores that run it, without the loops of ``trips``."""
+        """``again``: how often the cores together run the body per combined step of the loops around it; ``share`` how many steps of a
+        parallel loop make one of what is shared out, 0 outside of all."""
         for item in body:
             if isinstance(item, ReadyLoop):
-                inner = cores
-                if item.kind == isa.LoopKind.PARALLEL:
-                    inner = max(1, cores // max(1, min(item.trips, cores)))
-                self.walk(
-                    item.body, inner, times, {**trips, item.axis: item.trips}, {**extents, item.axis: item.extent}
-                )
+                parallel = item.kind == isa.LoopKind.PARALLEL
+                inner, repeat = 1, again
+                if parallel and share != 1:
+                    inner, repeat = nested(item, cores), 1.0
+                    if not share and inner > 1 and item.trips:
+                        ranges = (core_range(item.trips * inner, core, cores) for core in range(cores))
+                        repeat = sum(len(list(steps_inside(*one, inner))) for one in ranges) / item.trips
+                held = {**trips, item.axis: item.trips}, {**extents, item.axis: item.extent}
+                self.walk(item.body, cores, repeat, *held, inner if parallel else share)
             elif item.insn.family != "sync":
-                self.add(item, cores, times, trips, extents)
+                self.add(item, again, trips, extents)
 
     def elements(self, tile: int, trips: Mapping[int, int], extents: Mapping[int, int]) -> int:
         """Elements of a tile over all steps of the loops around it."""
@@ -348,21 +358,21 @@ class _Totals:
         n = math.prod(size if axis == isa.NO_AXIS else extents[axis] for size, axis in dims)
         return n * math.prod(t for axis, t in trips.items() if axis not in own)
 
-    def add(self, ready: Ready, cores: int, times: int, trips: Mapping[int, int], extents: Mapping[int, int]) -> None:
+    def add(self, ready: Ready, again: float, trips: Mapping[int, int], extents: Mapping[int, int]) -> None:
         fields, name = ready.fields, ready.insn.name
         if name in ("load", "store"):
             tile = fields["dst" if name == "load" else "x"]
-            n = self.elements(tile, trips, extents) * self.kernel.tiles[tile].dtype.itemsize * times
+            n = self.elements(tile, trips, extents) * self.kernel.tiles[tile].dtype.itemsize
             where: Any = ready.region
             if name == "load":
-                n *= cores
+                n = round(n * again)
             (self.reads if name == "load" else self.writes).append(Access(where, n, min(n, where.bytes)))
         elif name == "mmad":
             x, y = self.kernel.tiles[fields["x"]], self.kernel.tiles[fields["y"]]
             own = {axis for _, axis in (*x.dims, *y.dims) if axis != isa.NO_AXIS}
-            again = math.prod(t for axis, t in trips.items() if axis not in own)
-            self.flops += timing_costs.product(self.chip, x, y, fields, extents).flops * again * times * cores
+            times = math.prod(t for axis, t in trips.items() if axis not in own)
+            self.flops += round(timing_costs.product(self.chip, x, y, fields, extents).flops * times * again)
         elif ready.pipe == Pipe.V and "dst" in fields:
             operand = "x" if ready.insn.family in ("reduce", "argreduce") else "dst"
             if ready.insn.family in ("unary", "binary", "reduce", "argreduce", "select", "cumulative"):
-                self.flops += self.elements(fields[operand], trips, extents) * times * cores
+                self.flops += round(self.elements(fields[operand], trips, extents) * again)

@@ -20,7 +20,7 @@ from vm.chip import Chip
 from vm.decode import Kernel
 from vm.errors import Hazard
 from vm.isa import Pipe
-from vm.reference_core import QUEUED, Event, Ready, ReadyLoop, core_range
+from vm.reference_core import QUEUED, Event, Ready, ReadyLoop, Share, inside, outermost, steps_inside
 from vm.timing_costs import Product, Transfer, Vector
 from vm.timing_memory import Port, Rates
 
@@ -73,6 +73,7 @@ class Core:
     port: Port = field(default_factory=Port)
     halves: deque[float] = field(default_factory=lambda: deque([0.0, 0.0], 2))
     steps: dict[int, int] = field(default_factory=dict)
+    cores: int = 1
     intervals: list[Interval] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -88,7 +89,8 @@ class Core:
         self.scalar = fetch
         self.free = [fetch] * len(Pipe)
         self.done = [fetch] * len(Pipe)
-        self.block(body, True, True, cores)
+        self.cores = cores
+        self.block(body, True, True, outermost(0, cores))
         self._flush()
         for queue in self.waiting:
             if queue:
@@ -96,40 +98,41 @@ class Core:
         return max(self.scalar, *self.done)
 
     # --- loops --------------------------------------------------------------------------------------------------------------------
-    def block(self, body: Body, first: bool, last: bool, cores: int) -> None:
-        """Issues a body; ``cores`` share its outermost parallel loops."""
+    def block(self, body: Body, first: bool, last: bool, share: Share) -> None:
+        """Issues a body; ``share`` gives what the core takes of the parallel loops."""
         for item in body:
             if isinstance(item, Ready):
                 self.issue(item, first, last)
                 continue
-            begin, end, inner = 0, item.trips, cores
-            if cores > 1 and item.kind == isa.LoopKind.PARALLEL:
-                begin, end, inner, _ = core_range(item.trips, 0, cores)
-            self.loop(item, begin, end, first, last, inner)
+            self.loop(item, first, last, share)
             self.steps.pop(item.axis, None)
 
-    def loop(self, item: ReadyLoop, begin: int, end: int, first: bool, last: bool, cores: int) -> None:
-        """Runs steps ``begin`` to ``end`` of a loop; skips what repeats."""
+    def loop(self, item: ReadyLoop, first: bool, last: bool, share: Share) -> None:
+        """Runs the core's steps of a loop; skips what repeats."""
+        parallel = item.kind == isa.LoopKind.PARALLEL
+        begin, end, inner = share(item) if parallel else (0, item.trips, 1)
+        steps = list(steps_inside(begin, end, inner))
         seen: list[tuple[list[float], list[float]]] = [(list(self.done), list(self.busy))]
         entry, entry_busy = list(self.done), list(self.busy)
-        step = begin
-        while step < end:
-            base = step * item.tile
-            self.steps[item.axis] = min(item.tile, item.extent - base)
+        k = 0
+        while k < len(steps):
+            step, low, high = steps[k]
+            self.steps[item.axis] = min(item.tile, item.extent - step * item.tile)
             self._decode(2 * self.chip.latency.scalar_alu_cycles)
-            self.block(item.body, first and step == begin, last and step == end - 1, cores)
-            step += 1
-            if self.exact or end - step < 3:
+            within = inside(low, high, inner, self.cores) if parallel else share
+            k += 1
+            self.block(item.body, first and k == 1, last and k == len(steps), within)
+            if self.exact or len(steps) - k < 3:
                 continue
             seen.append((list(self.done), list(self.busy)))
-            if step - begin < 3 or any(self.waiting):
+            if k < 3 or any(self.waiting):
                 continue
             period, cycles = self._period(seen, entry_busy)
             if period:
-                again = (end - 2 - step) // period
+                again = (len(steps) - 2 - k) // period
                 if again > 0:
                     self._skip(again, cycles, seen[-1 - period][1], entry, entry_busy, again * period)
-                    step += again * period
+                    k += again * period
                     seen = seen[-1:]
 
     def _period(self, seen: list[tuple[list[float], list[float]]], entry_busy: list[float]) -> tuple[int, float]:

@@ -67,7 +67,7 @@ def compiled(
     chip = small_chip(**memory)
     with monkeypatch.context() as patch:
         patch.setattr(Chip, "load", staticmethod(lambda name: chip))
-        for span in ("VECTOR_SPAN", "VECTOR_ROWS", "CUBE_SPAN", "CUBE_ROWS"):
+        for span in ("VECTOR_SPAN", "VECTOR_ROWS", "CUBE_SPAN", "CUBE_ROWS", "CUBE_DEPTH"):
             patch.setattr(local_memory, span, 32)
         traced = pipeline.from_function(fn, specs, {})
         passes.optimise(traced.graph)

@@ -80,8 +80,8 @@ def test_time_grows_with_the_work() -> None:
 
 def test_the_sizes_decide_and_not_the_tiles() -> None:
     """A large product is evaluated in a few hundred instructions."""
-    small, large = (time_of(program("matmul"), m=m) for m in (64 * 25, 64 * 25 * 4))
-    assert large.cycles / small.cycles == pytest.approx(4, rel=0.02)
+    small, large = (time_of(program("matmul"), m=m) for m in (128 * 25, 128 * 25 * 4))
+    assert large.cycles / small.cycles == pytest.approx(4, rel=0.05)
 
 
 def test_empty_programs_take_the_time_to_find_out() -> None:
