@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from codegen.tileir import VInsn, VLoop, VTile, walk
 from graph_kernel.fusion.axes import Refusal
@@ -23,6 +23,7 @@ class Interval:
     tile: VTile
     first: int
     last: int
+    over: list[Interval] = field(default_factory=list)  # operands of its first definition that it may be written over
 
 
 def tile_bytes(tile: VTile, loops: list[LoopAxis]) -> int:
@@ -38,6 +39,7 @@ def tile_bytes(tile: VTile, loops: list[LoopAxis]) -> int:
 def intervals(body: list[VInsn | VLoop]) -> list[Interval]:
     """Live intervals over a linear numbering; a tile from outside a loop that is used in it lives to the loop's end."""
     found: dict[VTile, Interval] = {}
+    loaded: set[VTile] = set()
     clock = 0
 
     def visit(items: list[VInsn | VLoop]) -> Iterator[None]:
@@ -58,6 +60,7 @@ def intervals(body: list[VInsn | VLoop]) -> list[Interval]:
                     found[tile] = Interval(tile, clock, clock)
                 else:
                     live.last = clock
+            _note_in_place(item, found, loaded, clock)
         yield
 
     for _ in visit(body):
@@ -65,18 +68,38 @@ def intervals(body: list[VInsn | VLoop]) -> list[Interval]:
     return sorted(found.values(), key=lambda live: live.first)
 
 
-def assign(live: list[Interval], loops: list[LoopAxis], capacity: dict[isa.Space, int]) -> bool:
-    """Gives every tile an address; False if a memory overflows."""
+def _note_in_place(insn: VInsn, found: dict[VTile, Interval], loaded: set[VTile], clock: int) -> None:
+    """Notes which operands an elementwise result may be written over. Not over what is loaded: the next load of that tile would then
+    wait for the store of the result."""
+    dst = insn.fields.get("dst")
+    if not isinstance(dst, VTile):
+        return
+    if insn.name == "load":
+        loaded.add(dst)
+    if isa.TABLE[insn.name].family not in ("unary", "binary", "select") or found[dst].first != clock:
+        return
+    for name in ("x", "y"):
+        x = insn.fields.get(name)
+        same = isinstance(x, VTile) and x.dims == dst.dims and x.dtype.itemsize == dst.dtype.itemsize
+        if same and x.space == dst.space and x not in loaded:  # type: ignore[union-attr]
+            found[dst].over.append(found[x])  # type: ignore[index]
+
+
+def assign(live: list[Interval], loops: list[LoopAxis], capacity: dict[isa.Space, int], reuse: bool = False) -> bool:
+    """Gives every tile an address; False if a memory overflows. With ``reuse`` results are written over operands that they are the last
+    to need."""
     active: dict[isa.Space, list[tuple[int, int, int]]] = {s: [] for s in capacity}  # (address, end, last use)
     for item in live:
         space = item.tile.space
         size = tile_bytes(item.tile, loops)
         blocks = sorted(b for b in active[space] if b[2] >= item.first)
-        address = 0
-        for begin, end, _ in blocks:
-            if begin - address >= size:
-                break
-            address = max(address, end)
+        address = _in_place(item, blocks) if reuse else -1
+        if address < 0:
+            address = 0
+            for begin, end, _ in blocks:
+                if begin - address >= size:
+                    break
+                address = max(address, end)
         if address + size > capacity[space]:
             return False
         item.tile.address = address
@@ -85,8 +108,22 @@ def assign(live: list[Interval], loops: list[LoopAxis], capacity: dict[isa.Space
     return True
 
 
+def _in_place(item: Interval, blocks: list[tuple[int, int, int]]) -> int:
+    """The address of an operand that ends where ``item`` begins; -1 if there is none."""
+    held = [(begin, last) for begin, _, last in blocks]
+    for x in item.over:
+        at = x.tile.address
+        if x.last == item.first and [last for begin, last in held if begin == at] == [x.last]:
+            return at
+    return -1
+
+
 def _grow(
-    limits: list[tuple[LoopAxis, int]], live: list[Interval], loops: list[LoopAxis], capacity: dict[isa.Space, int]
+    limits: list[tuple[LoopAxis, int]],
+    live: list[Interval],
+    loops: list[LoopAxis],
+    capacity: dict[isa.Space, int],
+    reuse: bool,
 ) -> None:
     """Doubles the tiles of these loops in turn, each up to its limit, while everything fits: a product moves least for the work it does
     when its tile is about as high as it is wide."""
@@ -95,7 +132,7 @@ def _grow(
         for loop, limit in limits:
             old, top = loop.tile, min(limit, loop.extent) if isinstance(loop.extent, int) else limit
             loop.tile = min(max(top, old), old * 2)
-            if not assign(live, loops, capacity):
+            if not assign(live, loops, capacity, reuse):
                 loop.tile = old
             elif loop.tile > old:
                 left.append((loop, limit))
@@ -117,7 +154,7 @@ def plan(body: list[VInsn | VLoop], loops: list[LoopAxis], chip: Chip) -> int:
     cube = any(isinstance(item, VInsn) and item.name == "mmad" for item in walk(body))
     for loop in loops:
         loop.tile = 1
-    if not assign(live, loops, capacity):
+    if not assign(live, loops, capacity, cube):
         raise Refusal("one element of every loop does not fit in local memory")
     parallel, stages = [x for x in loops if not x.stage], [x for x in loops if x.stage]
     inner, rows = [x for x in parallel if x.inner], [x for x in parallel if not x.inner]
@@ -125,11 +162,11 @@ def plan(body: list[VInsn | VLoop], loops: list[LoopAxis], chip: Chip) -> int:
         inner, rows = parallel[-1:], parallel[:-1] if cube else parallel
     if cube:
         limits = [(x, CUBE_SPAN) for x in inner] + [(x, CUBE_ROWS) for x in rows[-1:]]
-        _grow([*limits, *((x, CUBE_DEPTH) for x in stages)], live, loops, capacity)
+        _grow([*limits, *((x, CUBE_DEPTH) for x in stages)], live, loops, capacity, True)
     else:
         for one in [(x, VECTOR_SPAN) for x in inner + stages] + [(x, VECTOR_ROWS) for x in rows]:
-            _grow([one], live, loops, capacity)
-    assign(live, loops, capacity)
+            _grow([one], live, loops, capacity, False)
+    assign(live, loops, capacity, cube)
     return max(
         (item.tile.address + tile_bytes(item.tile, loops) for item in live if item.tile.space == isa.Space.UB),
         default=0,

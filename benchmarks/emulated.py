@@ -1,0 +1,215 @@
+"""Emulated time of whole models and of the paper's Table 3 kernels: everything unfused, fused, fused and stacked.
+
+    python -m benchmarks.emulated            # all tables
+    python -m benchmarks.emulated --json
+
+Nothing is run: every figure is time on the emulated chip (docs/timing.md) and says nothing about this machine. "Unfused" is the same
+program with one kernel a node (option ``fusion`` off, every intermediate goes through global memory), "fused" runs one kernel after the
+other, "stacked" is what the product does: independent kernels side by side. "Traffic" is what the bytes alone predict of a fusion gain.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+import dvm
+from dvm import models, pipeline
+from dvm.program import CompiledProgram
+from vm import timing
+from vm.timing import ProgramTime
+
+MODELS = Path(__file__).parents[1] / "tests" / "data" / "models"
+SIZES: dict[str, dict[str, int]] = {
+    "bert": {"batch": 8, "seq": 128},
+    "llama": {"batch": 4, "seq": 32, "past": 96, "total": 128},
+    "mmoe": {"batch": 512},
+    "qwen2": {"batch": 4, "seq": 128},
+}
+BLOCK = [{"b": 1, "s": 128}, {"b": 4, "s": 512}, {"b": 1, "s": 1}]  # of Qwen2.5-0.5B
+LAYER_NORM = [(1, 1024), (8, 1024), (60, 1024), (8, 4096)]  # b, h of [b, 8192, h]
+WEIGHTS = [(4096, 4096), (4096, 11008), (8192, 8192)]  # n, k
+ROWS = (1, 128, 4096)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case; times in emulated microseconds."""
+
+    case: str
+    kernels_unfused: int
+    kernels: int
+    stages: int
+    launches: int
+    unfused_us: float
+    fused_us: float
+    stacked_us: float
+    traffic_gain: float
+
+    @property
+    def fusion_gain(self) -> float:
+        """Unfused over fused."""
+        return self.unfused_us / self.fused_us
+
+    @property
+    def gain(self) -> float:
+        """Unfused over fused and stacked."""
+        return self.unfused_us / self.stacked_us
+
+
+Compile = Callable[[bool], CompiledProgram]
+
+
+def of_function(fn: Callable[..., Any], *specs: Any) -> Compile:
+    """Compiles a function, fused or not, for no executor."""
+    return lambda fused: pipeline.from_function(fn, specs, {}).compile(start=False, options={"fusion": fused})
+
+
+def of_model(path: Path) -> Compile:
+    """The same for an ONNX model."""
+    return lambda fused: pipeline.from_onnx_model(path, None, ()).compile(start=False, options={"fusion": fused})
+
+
+def rows(case: str, compile_: Compile, sizes: list[dict[str, int]]) -> Iterator[Row]:
+    """One row for each of the sizes."""
+    unfused, fused = compile_(False), compile_(True)
+    plain = replace(fused.program, stages=())
+    alone = replace(unfused.program, stages=())
+    for dims in sizes:
+        times = [
+            timing.emulate(alone, unfused.bind(dims)),
+            timing.emulate(plain, fused.bind(dims)),
+            timing.emulate(fused.program, fused.bind(dims)),
+        ]
+        at = ", ".join(f"{k} {v}" for k, v in dims.items())
+        yield Row(
+            f"{case} ({at})" if at else case,
+            len(times[0].kernels),
+            len(times[1].kernels),
+            len(times[2].stages),
+            fused.launches,
+            times[0].us,
+            times[1].us,
+            times[2].us,
+            moved(times[0]) / moved(times[1]),
+        )
+
+
+def moved(result: ProgramTime) -> float:
+    """Bytes that all kernels move."""
+    return sum(kernel.moved * kernel.count for kernel in result.kernels)
+
+
+def layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+    """Over the last axis."""
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5) * scale + shift
+
+
+def model_rows() -> Iterator[Row]:
+    """The exported models, and a decoder block of full size."""
+    for name, dims in SIZES.items():
+        yield from rows(name, of_model(MODELS / f"{name}.onnx"), [dims])
+    config = models.load_config("qwen2.5-0.5b")
+    assert isinstance(config, models.DecoderConfig)
+    params = models.init_params(config)
+    x = dvm.spec(f"b, s, {config.hidden_size}", jnp.float32, b=dvm.Dim(max=4), s=dvm.Dim(max=512))
+    yield from rows("qwen2.5-0.5b block", of_function(models.prefill_block(config), params, x), BLOCK)
+
+
+def kernel_rows() -> Iterator[Row]:
+    """LayerNorm and addmm over part of the paper's Table 2."""
+    b, m = dvm.Dim("b", max=60), dvm.Dim("m", max=8192)
+    for h in dict.fromkeys(h for _, h in LAYER_NORM):
+        specs = (dvm.spec(f"b, 8192, {h}", jnp.float32, b=b), *[dvm.spec(f"{h}", jnp.float32)] * 2)
+        sizes = [{"b": n} for n, width in LAYER_NORM if width == h]
+        yield from rows(f"LayerNorm 8192 x {h}", of_function(layer_norm, *specs), sizes)
+    for n, k in WEIGHTS:
+        specs = (
+            dvm.spec(f"m, {k}", jnp.float16, m=m),
+            dvm.spec(f"{k}, {n}", jnp.float16),
+            dvm.spec(f"m, {n}", jnp.float16, m=m),
+        )
+        fn = of_function(lambda x, w, y: x @ w + y, *specs)
+        yield from rows(f"addmm k {k}, n {n}", fn, [{"m": size} for size in ROWS])
+
+
+def large_kernels() -> Iterator[dict[str, Any]]:
+    """How near large kernels come to the model's peaks, and what binds."""
+    m, n = dvm.Dim("m", max=8192), dvm.Dim("n", max=1 << 30)
+    cases: Mapping[str, tuple[Compile, dict[str, int]]] = {
+        "add, 2^28 float32": (of_function(jnp.add, *[dvm.spec("n", jnp.float32, n=n)] * 2), {"n": 1 << 28}),
+        "matmul 4096^3 float16": (
+            of_function(jnp.dot, dvm.spec("m, 4096", jnp.float16, m=m), dvm.spec("4096, 4096", jnp.float16)),
+            {"m": 4096},
+        ),
+    }
+    for name, (compile_, dims) in cases.items():
+        prog = compile_(True)
+        (kernel,) = timing.emulate(prog.program, prog.bind(dims)).kernels
+        yield {"case": name, "us": kernel.us, "bound": kernel.bound, **{k: kernel.utilisation[k] for k in BUSY}}
+
+
+BUSY = ("HBM", "L2", "M", "MTE1", "MTE2", "V")
+
+
+def table(title: str, found: list[Row]) -> Table:
+    """The rows as people read them."""
+    out = Table(title=title)
+    out.add_column("case")
+    for name in (
+        "kernels",
+        "fused",
+        "stages",
+        "launches",
+        "unfused us",
+        "fused us",
+        "stacked us",
+        "traffic",
+        "fusion",
+        "gain",
+    ):
+        out.add_column(name, justify="right")
+    for row in found:
+        counts = (row.kernels_unfused, row.kernels, row.stages, row.launches)
+        times = (row.unfused_us, row.fused_us, row.stacked_us)
+        gains = (row.traffic_gain, row.fusion_gain, row.gain)
+        out.add_row(row.case, *map(str, counts), *(f"{t:,.1f}" for t in times), *(f"{g:.2f}x" for g in gains))
+    return out
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def main(as_json: bool) -> None:
+    """Prints emulated times."""
+    console = Console(width=150, stderr=as_json)
+    data: dict[str, Any] = {"time": "emulated"}
+    parts = (("models", "whole models", model_rows), ("kernels", "kernels of the paper's Table 3", kernel_rows))
+    for key, title, make in parts:
+        found = list(make())
+        data[key] = [{**asdict(row), "fusion_gain": row.fusion_gain, "gain": row.gain} for row in found]
+        if not as_json:
+            console.print(table(f"emulated time, {title}", found))
+    data["large"] = list(large_kernels())
+    if as_json:
+        click.echo(json.dumps(data, indent=2))
+        return
+    busy = Table(title="emulated time, share of the model's peaks")
+    for name in ("case", "us", "bound", *(f"{k} %" for k in BUSY)):
+        busy.add_column(name)
+    for one in data["large"]:
+        busy.add_row(one["case"], f"{one['us']:,.1f}", one["bound"], *(f"{100 * one[k]:.0f}" for k in BUSY))
+    console.print(busy)
+
+
+if __name__ == "__main__":
+    main()
