@@ -202,12 +202,17 @@ def edges(case: Case) -> dict[int, list[tuple[tuple[int, bool], ...]]]:
     """For every template the pairs of a set and its wait that a run uses, each a place and whether it is loop-carried."""
     found: dict[int, dict[tuple, None]] = {}
     current = [0]
-    original = reference._Launch.launch_kernel
+    prepared, run_core = reference._Launch.prepared, reference_core.Cores.run_core
     execute = reference_core.Pipes._execute
 
-    def launch(self: Any, step: Any, index: int) -> None:
-        current[0] = step.template
-        original(self, step, index)
+    def prepare(self: Any, numbered: Any) -> Any:
+        cores, *rest = prepared(self, numbered)
+        cores.template = numbered.step.template  # type: ignore[attr-defined]
+        return cores, *rest
+
+    def run(self: Any, core: int) -> None:
+        current[0] = self.template
+        run_core(self, core)
 
     def traced(self: Any, task: Any) -> None:
         for event in self._waits(task):
@@ -216,11 +221,13 @@ def edges(case: Case) -> dict[int, list[tuple[tuple[int, bool], ...]]]:
             found.setdefault(current[0], {})[source.ready.at, task.ready.at, event, back] = None
         execute(self, task)
 
-    reference._Launch.launch_kernel, reference_core.Pipes._execute = launch, traced  # type: ignore[method-assign]
+    reference._Launch.prepared, reference_core.Cores.run_core = prepare, run  # type: ignore[method-assign]
+    reference_core.Pipes._execute = traced  # type: ignore[method-assign]
     try:
         case.run(case.program)
     finally:
-        reference._Launch.launch_kernel, reference_core.Pipes._execute = original, execute  # type: ignore[method-assign]
+        reference._Launch.prepared, reference_core.Cores.run_core = prepared, run_core  # type: ignore[method-assign]
+        reference_core.Pipes._execute = execute  # type: ignore[method-assign]
     return {t: list(pairs) for t, pairs in found.items()}
 
 

@@ -54,6 +54,19 @@ def test_experts_run_side_by_side() -> None:
     assert sum(kernel.cores for kernel in stage.kernels) <= chip.cube_cores
 
 
+def test_the_layers_of_a_mixture_are_stages() -> None:
+    """Experts of two layers, given one after the other: memory is planned after stacking, so it does not tie them to an order."""
+
+    def mixture(x: jax.Array, *weights: jax.Array) -> jax.Array:
+        outs = [jax.nn.relu(jax.nn.relu(x @ v) @ w) for v, w in zip(weights[::2], weights[1::2], strict=True)]
+        return sum(outs[1:], outs[0])
+
+    prog = compiled(mixture, dvm.spec("b, 32", jnp.float32, b=B), *[dvm.spec("32, 32", jnp.float32)] * 8)
+    sizes = [len(stage) for stage in prog.stages]
+    assert sizes[0] == 4 and sum(sizes[:2]) >= 7  # the last expert may hold the sum
+    assert len(sizes) <= 3 and prog.launches == 1
+
+
 def test_no_more_than_eight_side_by_side() -> None:
     assert [len(stage) for stage in expert_program(10).stages] == [8, 2]
 
