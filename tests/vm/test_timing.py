@@ -99,3 +99,16 @@ def test_sizes_that_depend_on_data_count_as_the_most_they_can_be() -> None:
     profile = pipeline.from_onnx_model(model, None, ()).compile(start=False).profile(n=64)
     assert profile.kernels[-1].bytes["written"] == 64 * 5 * 4
     assert profile.time.host_ops >= 1 and "depend on data" in profile.time.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "dims"), [("layer_norm", {"b": 1 << 18}), ("softmax", {"b": 1 << 18}), ("chain", {"n": 1 << 28})]
+)
+def test_fusion_gains_what_traffic_predicts(name: str, dims: dict[str, int]) -> None:
+    """Beyond L2, so that every byte passes HBM. A fused row kernel waits for its own loads, hence the margin below."""
+    fused, unfused = (time_of(program(name, on), **dims) for on in (True, False))
+    assert len(fused.kernels) == 1 < len(unfused.kernels)
+    moved = [sum(kernel.hbm_bytes for kernel in result.kernels) for result in (unfused, fused)]
+    predicted, gained = moved[0] / moved[1], unfused.us / fused.us
+    assert predicted >= 4
+    assert 0.7 * predicted <= gained <= 1.2 * predicted
