@@ -134,13 +134,13 @@ def _pipe(at: int, number: int) -> Pipe:
 
 
 def nested(loop: ReadyLoop, cores: int) -> int:
-    """Steps of the parallel loops inside one step of a parallel loop that are shared out with it. 1 where several loops follow each
-    other inside it, or where a step has other loops that every core would repeat and there are steps enough without."""
-    inside = [item for item in loop.body if isinstance(item, ReadyLoop)]
-    parallel = [item for item in inside if item.kind == isa.LoopKind.PARALLEL]
-    if len(parallel) != 1 or (len(inside) > 1 and loop.trips >= cores):
+    """Steps of the parallel loops inside one step of a parallel loop that are shared out with it: those of the longest where several
+    follow each other. 1 where a step has other loops that every core would repeat and there are steps enough without."""
+    within = [item for item in loop.body if isinstance(item, ReadyLoop)]
+    parallel = [item for item in within if item.kind == isa.LoopKind.PARALLEL]
+    if len(within) > len(parallel) and loop.trips >= cores:
         return 1
-    return max(1, parallel[0].trips * nested(parallel[0], cores))
+    return max([1, *(item.trips * nested(item, cores) for item in parallel)])
 
 
 def core_count(body: Sequence[Ready | ReadyLoop], limit: int) -> int:
@@ -162,7 +162,7 @@ def core_range(steps: int, core: int, cores: int) -> tuple[int, int]:
 
 def steps_inside(begin: int, end: int, inner: int) -> Iterator[tuple[int, int, int]]:
     """Of a range of combined steps: each step of the outer loop, and the range of its ``inner`` steps."""
-    for step in range(begin // inner, -(-end // inner)):
+    for step in range(begin // inner, -(-end // inner)) if begin < end else ():
         yield step, max(begin - step * inner, 0), min(end - step * inner, inner)
 
 
@@ -277,10 +277,15 @@ def outermost(core: int, cores: int) -> Share:
 
 
 def inside(low: int, high: int, inner: int, cores: int) -> Share:
-    """The same for the parallel loops inside a step of which a core takes the inner steps ``low`` to ``high``."""
+    """The same for the parallel loops inside a step of which a core takes the steps ``low`` to ``high`` of ``inner``, which the longest
+    of those loops has; of a shorter one it takes the same part."""
 
     def share(loop: ReadyLoop) -> tuple[int, int, int]:
-        return (0, loop.trips, 1) if inner == 1 else (low, high, nested(loop, cores))
+        if inner == 1:
+            return 0, loop.trips, 1
+        each = nested(loop, cores)
+        steps = loop.trips * each
+        return -(-low * steps // inner), -(-high * steps // inner), each
 
     return share
 
