@@ -368,10 +368,16 @@ class _Walk:
         self.mark_local(source[node.attrs["axis"]], node.op)
 
 
-def find_axes(nodes: list[Node], stored: Collection[Value], scope: Scope) -> Axes:
+Tied = tuple[tuple[Value, Value], ...]
+"""Pairs of values with equal shapes whose indices are to be the same though no operator connects them."""
+
+
+def find_axes(nodes: list[Node], stored: Collection[Value], scope: Scope, tied: Tied = ()) -> Axes:
     """The axes of a group. ``stored`` are the values in memory that it may load. Raises ``Refusal`` with the reason."""
     walk = _Walk(nodes, stored, scope)
     walk.run()
+    for a, b in tied:
+        walk.unify(walk.label(a), walk.label(b))
     atoms: list[Atom] = []
     number: dict[int, int] = {}
     dims: dict[Value, tuple[tuple[int, ...], ...]] = {}

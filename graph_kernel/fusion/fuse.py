@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graph_kernel.fusion.attention import plan
-from graph_kernel.fusion.axes import REDUCTIONS, Axes, Refusal, find_axes
+from graph_kernel.fusion.axes import REDUCTIONS, Axes, Refusal, Tied, find_axes
 from graph_kernel.fusion.layout import Layout
 from graph_kernel.fusion.prepare import (
     FREE_OPS,
@@ -24,12 +24,13 @@ from graph_kernel.fusion.prepare import (
     root_of,
     unshare,
 )
-from graph_kernel.fusion.rules import LATE_RULES, RULES, SIBLINGS, Group, Rule, Siblings, products
+from graph_kernel.fusion.rules import LATE_RULES, MOVEMENT, RULES, SIBLINGS, Group, Rule, Siblings, products
 from graph_kernel.fusion.waste import EXPENSIVE, expensive, wasteful
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.ops import OPS
 from graph_kernel.ops.base import Pattern, on_chip
 from graph_kernel.passes.liveness import after_sizes, data_symbols, defined_in_order, used_symbols
+from symbolic import Scope
 
 WANTED = Rule("siblings", lambda *_: True)
 MAX_GROUP = 128  # nodes of one kernel
@@ -169,12 +170,12 @@ class Fuser:
     def _graph_outputs(self) -> set[Value]:
         return set(self.graph.outputs)
 
-    def analyse(self, members: Iterable[Node]) -> tuple[list[Value], Axes, Layout]:
+    def analyse(self, members: Iterable[Node], tied: Tied = ()) -> tuple[list[Value], Axes, Layout]:
         """Axes and loops of a group of nodes; raises ``Refusal``."""
         chosen = dict.fromkeys(sorted(members, key=self.position.__getitem__))
         nodes = self.closure(chosen)
         outputs = self.stored_outputs(chosen) or [list(chosen)[-1].outputs[0]]
-        axes = find_axes(nodes, self.outside(nodes), self.scope)
+        axes = find_axes(nodes, self.outside(nodes), self.scope, tied)
         return outputs, axes, plan(nodes, axes, outputs, self.scope)
 
     def complete(self, group: Group) -> None:
@@ -183,7 +184,7 @@ class Fuser:
         nodes = self.closure(members)
         outputs = self.stored_outputs(members) or [list(members)[-1].outputs[0]]
         stored = self.outside(nodes)
-        axes = find_axes(nodes, stored, self.scope)
+        axes = find_axes(nodes, stored, self.scope, group.tied)
         layout = plan(nodes, axes, outputs, self.scope)
         if self.lower is not None:
             group.code = self.lower(group.nodes, outputs, axes, layout, stored)
@@ -305,6 +306,7 @@ class Fuser:
             for rule in LATE_RULES:
                 while self._sweep(rule):
                     pass
+            self._sibling_movement()
             if self.siblings is not None:
                 self._merge_siblings(self.siblings)
         return self._finish()
@@ -400,9 +402,25 @@ class Fuser:
             }
         )
         merged = self._new_group(nodes)
+        merged.tied = self._tied(producer, consumer, rule)
         if producer.shape == consumer.shape:
             merged.shape = producer.shape
         return True
+
+    def _tied(self, producer: Group, consumer: Group, rule: Rule) -> Tied:
+        """Results of the two that are to have one iteration space; of siblings without a common operand, their last ones."""
+        old = producer.tied + consumer.tied
+        return (*old, (producer.nodes[-1].outputs[0], consumer.nodes[-1].outputs[0])) if rule is MOVEMENT else old
+
+    def _sibling_movement(self) -> None:
+        """Merges kernels that only move data into results of one shape, such as past and new keys and values into the caches."""
+        for first, second in itertools.combinations(self.groups(), 2):
+            first, second = (self.group_of[g.nodes[0]] for g in (first, second))
+            if first is second or not MOVEMENT.allowed(self, first, second):
+                continue
+            a, b = (g.nodes[-1].outputs[0] for g in (first, second))
+            if same_shape(a, b, self.scope):
+                self._merge(first, second, a, MOVEMENT)
 
     def _refuse(self, producer: Group, consumer: Group, rule: Rule) -> str:
         if len(producer.nodes) + len(consumer.nodes) > MAX_GROUP:
@@ -413,7 +431,7 @@ class Fuser:
         if producer.shape is not None and producer.shape == consumer.shape:
             return ""  # one index for everything
         try:
-            outputs, axes, layout = self.analyse(members)
+            outputs, axes, layout = self.analyse(members, self._tied(producer, consumer, rule))
         except Refusal as refusal:
             return str(refusal)
         merged = self.closure(members)
@@ -602,6 +620,11 @@ class Fuser:
                 stack.append((step, True))
                 stack += [(other, False) for other in sorted(needs(step), key=first, reverse=True) if other not in done]
         return list(done)
+
+
+def same_shape(a: Value, b: Value, scope: Scope) -> bool:
+    """Whether two values are proven to have the same shape."""
+    return a.rank == b.rank and all(scope.equal(m, n) for m, n in zip(a.shape, b.shape, strict=True))
 
 
 def _describe(node: Node) -> str:

@@ -210,9 +210,9 @@ def _vector_loops(axes: Axes, sequence: list[int], add: Add) -> None:
         if rows:
             add(rows, False)
         return
-    last = max(
-        [*dynamic[-1:], 0, len(atoms) - MAX_TILE_RANK]
-    )  # more dims than a tile can have: the outer ones become one
+    rank = max((len(axes.of(v)) for v in axes.dims), default=0)
+    surplus = len(atoms) - MAX_TILE_RANK if rank > MAX_TILE_RANK else 0  # dims that no tile has room for become one
+    last = max([*dynamic[-1:], 0, surplus])
     rows = [a for a in sequence[: last + 1] if not atoms[a].local]
     if last == len(sequence) - 1 and len(rows) > 1:
         members = set(rows)

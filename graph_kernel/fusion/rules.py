@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from graph_kernel.fusion.axes import ARG, CUMULATIVE, REDUCTIONS, Axes
+from graph_kernel.fusion.axes import ARG, CUMULATIVE, REDUCTIONS, Axes, Tied
 from graph_kernel.fusion.layout import Layout
 from graph_kernel.ir import Node, Value
 
@@ -25,6 +25,7 @@ class Group:
         default_factory=list
     )  # relations between sizes that its loops rest on, each with why it holds
     code: Any = None  # what ``lower`` made of it
+    tied: Tied = ()  # results of siblings that have one iteration space
     shape: tuple[Any, ...] | None = None  # of every value, where nothing but elementwise nodes and scalars takes part
 
     def has(self, ops: Iterable[str]) -> bool:
@@ -64,6 +65,11 @@ def products(group: Group) -> bool:
     return no_reduction(group) and has_product(group)
 
 
+def movement(group: Group) -> bool:
+    """Whether the group only moves data: what it stores is read and stored as it is, or joined."""
+    return all(n.op in ("concat", "reshape", "transpose") for n in group.nodes)
+
+
 @dataclass(frozen=True)
 class Rule:
     """A rule: may a producer and a consumer be merged? ``strict``: not if anything of the producer would be computed repeatedly, however
@@ -82,6 +88,7 @@ RULES: tuple[Rule, ...] = (
     Rule("joined products", lambda f, p, c: products(p) and products(c) and not f.feeds_product(p, c), strict=True),
 )
 SIBLINGS = Rule("sibling products", lambda f, p, c: products(p) and products(c), strict=True)
+MOVEMENT = Rule("sibling movement", lambda _, p, c: movement(p) and movement(c), strict=True)
 LATE_RULES: tuple[Rule, ...] = (
     Rule("matmul prologue", lambda _, p, c: not has_product(p) and has_product(c), strict=True),
 )
