@@ -40,14 +40,24 @@ def key_of(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-def get(key: str, n_pinned: int, n_read: int, n_written: int, build: Callable[[], Any]) -> Any:
-    """The executable ``key``: from this process, from disk, or built (and then kept)."""
+def has(key: str) -> bool:
+    """Whether ``get`` will very likely find ``key`` without building it."""
+    with _lock:
+        if key in _known:
+            return True
+    folder = directory()
+    return folder is not None and (folder / key).is_file()
+
+
+def get(key: str, arguments: Any, results: Any, build: Callable[[], Any]) -> Any:
+    """The executable ``key``: from this process, from disk, or built (and then kept). ``arguments`` and ``results`` are its trees, with
+    anything for leaves."""
     with _lock:
         found = _known.get(key)
         if found is not None:
             _known.move_to_end(key)
             return found
-    found = _load(key, n_pinned, n_read, n_written)
+    found = _load(key, arguments, results)
     if found is None:
         found = build()
         _save(key, found)
@@ -99,20 +109,21 @@ def _environment() -> bytes:
         os.environ.get("XLA_FLAGS", ""),
         str(os.cpu_count()),
     )
-    return "\n".join(parts).encode() + _sources()
+    common = sources("access.py", "decode.py", "geometry.py", "isa.py", "semantics.py", "specialised.py")
+    return "\n".join(parts).encode() + common
 
 
 @functools.cache
-def _sources() -> bytes:
+def sources(*names: str) -> bytes:
     """A digest of the modules whose code becomes part of executables, so that an upgrade never meets old ones."""
     here = pathlib.Path(__file__).parent
     digest = hashlib.blake2b(digest_size=20)
-    for name in ("access.py", "decode.py", "geometry.py", "isa.py", "semantics.py", "specialised.py"):
+    for name in names:
         digest.update((here / name).read_bytes())
     return digest.digest()
 
 
-def _load(key: str, n_pinned: int, n_read: int, n_written: int) -> Any:
+def _load(key: str, arguments: Any, results: Any) -> Any:
     folder = directory()
     if folder is None:
         return None
@@ -125,9 +136,9 @@ def _load(key: str, n_pinned: int, n_read: int, n_written: int) -> Any:
         from jax.experimental import serialize_executable
 
         tree = jax.tree_util.tree_structure
-        inputs = tree(((0, [0] * n_pinned, [0] * n_read, [0] * n_written), {}))
+        inputs, outputs = tree((arguments, {})), tree(results)
         with jax.enable_x64(True):
-            found = serialize_executable.deserialize_and_load(data[24:], inputs, tree([0] * n_written))
+            found = serialize_executable.deserialize_and_load(data[24:], inputs, outputs)
         os.utime(path)
     except FileNotFoundError:
         return None

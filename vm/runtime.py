@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -51,6 +51,9 @@ from vm.program import (
     WhileStep,
 )
 
+if TYPE_CHECKING:
+    from vm.interpreter import Interpreter
+
 EAGER_LIMIT = 4 << 30  # bytes of arenas that declared maxima may reserve without being asked
 SMALL_RESULT = 8  # results of less than this part of their arenas are copied out
 
@@ -77,8 +80,9 @@ class Executable:
     """A program on the machine. ``launch`` takes and returns flat lists of arrays; thread-safe (launches are serialised)."""
 
     def __init__(self, program: Program, tier: str = "auto") -> None:
-        if tier not in ("auto", "specialised"):
-            raise DvmError(f"tier {tier!r} is not built yet; use 'auto' or 'specialised'")
+        if tier not in ("auto", "specialised", "interpreter"):
+            raise DvmError(f"unknown tier {tier!r}; use 'auto', 'specialised' or 'interpreter'")
+        self.tier = tier
         self.program = program
         self.binder = Binder(program)
         self.lock = threading.RLock()
@@ -92,7 +96,9 @@ class Executable:
         self._scalars: WeakKeyDictionary[BoundProgram, dict[int, np.ndarray]] = WeakKeyDictionary()
         self.plan = self._segments(self.binder.steps)
         self.constants: dict[int, Any] = {}
-        self._reserve_maxima()
+        self.interpreter: Interpreter | None = None
+        if tier != "interpreter":
+            self._reserve_maxima()
 
     # --- capacity -----------------------------------------------------------------------------------------------------------------
     def reserve(self, symbols: Mapping[str, int]) -> None:
@@ -145,12 +151,17 @@ class Executable:
     def _new_outputs(self) -> OutputSet:
         return OutputSet({k: device_arena(n, k[1]) for k, n in self.capacity.items() if k[0] in OUTPUT_BANKS})
 
-    def _admit(self, bound: BoundProgram) -> None:
+    def _check_memory(self, bound: BoundProgram) -> int:
+        """The bytes of device memory that a launch needs; ``OutOfMemory`` if the chip has less."""
         total = sum(r * LANES * item for (_, item), r in bound.arena_rows.items())
         if total > self.chip.hbm_bytes:
             raise OutOfMemory(
                 f"this launch ({_dims(bound)}) needs {total:,} bytes of device memory; {self.chip.name} has {self.chip.hbm_bytes:,}"
             )
+        return total
+
+    def _admit(self, bound: BoundProgram) -> None:
+        total = self._check_memory(bound)
         if any(r > self.capacity.get(k, -1) for k, r in bound.arena_rows.items()):
             try:
                 self._grow(bound.arena_rows)
@@ -236,7 +247,8 @@ class Executable:
 
         template = program.templates[segment.step.template]
         key = cache.key_of(template.words.tobytes(), repr((template.patches, template.relocs, signature[1:])).encode())
-        code = cache.get(key, len(segment.pinned), len(segment.read), len(segment.written), build)
+        written = [0] * len(segment.written)
+        code = cache.get(key, (0, [0] * len(segment.pinned), [0] * len(segment.read), written), written, build)
         self.code[signature] = code
         return code
 
@@ -293,7 +305,18 @@ class Executable:
         bound = self.binder.bind_sizes(self.binder.check_inputs(arrays))
         with self.lock:
             counters.add("launches")
+            if self.tier == "interpreter":
+                return self._interpret(bound, arrays)
             return _Launch(self, bound, arrays).run()
+
+    def _interpret(self, bound: BoundProgram, arrays: Sequence[Any]) -> list[Any]:
+        from vm import interpreter
+
+        self._check_memory(bound)
+        if self.interpreter is None:
+            self.interpreter = interpreter.Interpreter(self.program, self.binder)
+        counters.add("interpreter_launches")
+        return interpreter.launch(self, self.interpreter, bound, arrays)
 
     def constant(self, index: int) -> Any:
         """A constant on the device, put there once."""
@@ -306,13 +329,74 @@ class Executable:
         return found
 
 
-class _Launch:
-    """One launch: the state that its steps share."""
+class StepWalk:
+    """One launch's way through the steps. Executors say how a kernel runs and how the host sees a buffer."""
+
+    def __init__(self, owner: Executable, bound: BoundProgram, arrays: Sequence[Any]) -> None:
+        self.owner, self.bound, self.arrays, self.program = owner, bound, arrays, owner.program
+
+    def segment(self, segment: Segment) -> None:
+        """Runs a kernel, or notes that it is to run before anything is read or written."""
+        raise NotImplementedError
+
+    def rebound(self) -> None:
+        """``bound`` is a new one: a size that depends on data is known."""
+
+    def read(self, b: int) -> np.ndarray:
+        """A buffer's contents."""
+        raise NotImplementedError
+
+    def write(self, b: int, value: np.ndarray) -> None:
+        """Overwrites a buffer."""
+        raise NotImplementedError
+
+    def steps(self, items: Sequence[Segment | NumberedStep]) -> None:
+        for item in items:
+            if isinstance(item, Segment):
+                self.segment(item)
+                continue
+            step = item.step
+            if isinstance(step, HostStep):
+                self.host(step, item.index)
+            elif isinstance(step, CondStep):
+                index = int(self.read(step.selector).reshape(())[()])
+                blocks = self.owner._blocks(item)
+                self.steps(blocks[min(max(index, 0), len(blocks) - 1)])
+            elif isinstance(step, WhileStep):
+                test, body = self.owner._blocks(item)
+                self.steps(test)
+                while bool(self.read(step.predicate).reshape(())[()]):
+                    self.steps(body)
+                    self.steps(test)
+            elif isinstance(step, ForStep):
+                (body,) = self.owner._blocks(item)
+                count = self.bound.regs[step.count]
+                for k in range(count):
+                    self.write(step.counter, np.asarray(count - 1 - k if step.reverse else k, np.int32))
+                    self.steps(body)
+
+    def host(self, step: HostStep, index: int) -> None:
+        inputs = [self.read(b) for b in step.inputs]
+        results = host.call(step.function, inputs, self.bound.host_attrs[index])
+        if self.bound.unknown:
+            self.bound = self.owner.binder.after_host(self.bound, step, results)
+            self.rebound()
+        for b, value in zip(step.outputs, results, strict=True):
+            if tuple(np.shape(value)) != self.bound.shape(b):
+                raise ProgramError(
+                    f"host function {step.function!r} gave shape {np.shape(value)}, expected {self.bound.shape(b)}"
+                )
+            self.write(b, value)
+
+
+class _Launch(StepWalk):
+    """A launch of specialised code: the state that its steps share."""
 
     def __init__(self, owner: Executable, bound: BoundProgram, arrays: Sequence[Any]) -> None:
         import jax
 
-        self.jax, self.owner, self.bound, self.arrays, self.program = jax, owner, bound, arrays, owner.program
+        super().__init__(owner, bound, arrays)
+        self.jax = jax
         owner._admit(bound)
         try:
             self.outputs = owner.pool.take()
@@ -320,6 +404,9 @@ class _Launch:
             raise OutOfMemory(f"this launch ({_dims(bound)}) finds no memory for its results: {error}") from error
         self.scalars = owner._scalars.setdefault(bound, {})
         self.arenas = {k: s.device for k, s in owner.staging.items()} | owner.temps | self.outputs.arenas
+
+    def rebound(self) -> None:
+        self.scalars = self.owner._scalars.setdefault(self.bound, {})
 
     def run(self) -> list[Any]:
         owner = self.owner
@@ -348,31 +435,6 @@ class _Launch:
             n = source.size * dtype.itemsize
             if n:
                 copy_into(staging.bytes[start : start + n].view(dtype), source)
-
-    def steps(self, items: Sequence[Segment | NumberedStep]) -> None:
-        for item in items:
-            if isinstance(item, Segment):
-                self.segment(item)
-                continue
-            step = item.step
-            if isinstance(step, HostStep):
-                self.host(step, item.index)
-            elif isinstance(step, CondStep):
-                index = int(self.read(step.selector).reshape(())[()])
-                blocks = self.owner._blocks(item)
-                self.steps(blocks[min(max(index, 0), len(blocks) - 1)])
-            elif isinstance(step, WhileStep):
-                test, body = self.owner._blocks(item)
-                self.steps(test)
-                while bool(self.read(step.predicate).reshape(())[()]):
-                    self.steps(body)
-                    self.steps(test)
-            elif isinstance(step, ForStep):
-                (body,) = self.owner._blocks(item)
-                count = self.bound.regs[step.count]
-                for k in range(count):
-                    self.write(step.counter, np.asarray(count - 1 - k if step.reverse else k, np.int32))
-                    self.steps(body)
 
     def segment(self, segment: Segment) -> None:
         owner = self.owner
@@ -429,19 +491,6 @@ class _Launch:
         """Overwrites a buffer. Kernels that still read its old contents show in no arena but their own: all are waited for."""
         self.jax.block_until_ready(list(self.arenas.values()))
         self._memory(b)[...] = value
-
-    def host(self, step: HostStep, index: int) -> None:
-        inputs = [self.read(b) for b in step.inputs]
-        results = host.call(step.function, inputs, self.bound.host_attrs[index])
-        if self.bound.unknown:
-            self.bound = self.owner.binder.after_host(self.bound, step, results)
-            self.scalars = self.owner._scalars.setdefault(self.bound, {})
-        for b, value in zip(step.outputs, results, strict=True):
-            if tuple(np.shape(value)) != self.bound.shape(b):
-                raise ProgramError(
-                    f"host function {step.function!r} gave shape {np.shape(value)}, expected {self.bound.shape(b)}"
-                )
-            self.write(b, value)
 
     # --- results ------------------------------------------------------------------------------------------------------------------
     def _results(self) -> list[Any]:
