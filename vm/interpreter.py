@@ -81,7 +81,7 @@ class Interpreter:
         """The image's classes for these sizes: what memory has, or more."""
         _, words = self.bases(bound)
         a, b = (max(have, interpreter_image.capacity(n)) for have, n in zip(self.sizes, words, strict=True))
-        return a, b
+        return max(a, interpreter_image.FIRST_CLASS), b
 
     def smallest(self) -> tuple[int, int]:
         """The classes that every launch needs at least."""
@@ -121,7 +121,9 @@ class Interpreter:
         """A writable view of one of the image's memories; nothing may be running."""
         array = self.memory[which]
         return (
-            np.asarray(Region(array.unsafe_buffer_pointer(), array.nbytes, array)).view(array.dtype).reshape(array.shape)
+            np.asarray(Region(array.unsafe_buffer_pointer(), array.nbytes, array))
+            .view(array.dtype)
+            .reshape(array.shape)
         )
 
     def buffer_words(self, b: int, bound: BoundProgram, starts: Mapping[Key, int]) -> np.ndarray:
@@ -146,9 +148,7 @@ class Interpreter:
         key = tuple(s.index for s in segments)
         if key not in known:
             parts = [
-                ic.plan(
-                    s.kernel, bound.kernel_words(s.index), [self.place(b, bound, starts) for b in s.step.buffers]
-                )
+                ic.plan(s.kernel, bound.kernel_words(s.index), [self.place(b, bound, starts) for b in s.step.buffers])
                 for s in segments
             ]
             known[key] = _joined(parts)

@@ -290,9 +290,7 @@ class Access:
                 self.scalar(row, r)
                 return
         at = self.positions(r, x)
-        p.row(
-            io.SCATTER64 if x.wide else io.SCATTER32, X=x.at, X0=CHUNK, Y=at, Y0=CHUNK, N0=-(-x.n // CHUNK), LEN=x.n
-        )
+        p.row(io.SCATTER64 if x.wide else io.SCATTER32, X=x.at, X0=CHUNK, Y=at, Y0=CHUNK, N0=-(-x.n // CHUNK), LEN=x.n)
 
 
 def _same_words(place: Place, tile: Local) -> None:

@@ -8,7 +8,7 @@ not change in a loop run once, before it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -269,7 +269,7 @@ class _Planner:
     def operation(self, name: str, wide: bool, n: int, **fields: int) -> list[int]:
         """A row that computes ``n`` lanes of one run: every operand chunk by chunk."""
         number = (self.numbers64 if wide else self.numbers32)[name]
-        chunks = {k: CHUNK for k in ("D0", "X0", "Y0", "Z0")}
+        chunks = dict.fromkeys(("D0", "X0", "Y0", "Z0"), CHUNK)
         return self.row(
             io.INTO64 if wide else io.INTO32, OP=number, **{**chunks, "N0": -(-n // CHUNK), "LEN": n, **fields}
         )
@@ -335,6 +335,3 @@ def io_numbers() -> list[dict[str, int]]:
         ops = image_operations()
         _numbers.extend({name: i for i, name in enumerate(table)} for table in (ops.into32, ops.into64))
     return _numbers
-
-
-Build = Callable[[Kernel, np.ndarray, Sequence[Place]], Code]

@@ -1,8 +1,8 @@
 """The interpreter's image: one JAX function in which a program is data.
 
-``image`` walks a table of rows (``vm.interpreter_ops`` has its fields). A row runs one operation over its chunks of lanes and then moves the
-program counter; loops are rows that jump back. Big memories are only ever carried by loops, never by a conditional, which would copy them:
-a kind of row that is not wanted is a loop of no trips, and ``switch`` returns one chunk.
+``image`` walks a table of rows (``vm.interpreter_ops`` has its fields). A row runs one operation over its chunks of lanes and then moves
+the program counter; loops are rows that jump back. Big memories are only ever carried by loops, never by a conditional, which would copy
+them: a kind of row that is not wanted is a loop of no trips, and ``switch`` returns one chunk.
 """
 
 from __future__ import annotations
@@ -17,8 +17,44 @@ from jax import lax
 
 from vm import cache, counters
 from vm.interpreter_ops import (
-    A, ADD, AFTER, AX, AXES, CHUNK, COEF, D0, DST, END, FIELDS, HALT, INTO32, INTO64, KIND, LEN, MMAD_F, MMAD_I, MMAD_L, N0, N1, OP,
-    P0, P1, P2, P3, SCATTER32, SCATTER64, STORE32, STORE64, T, TARGET, X, Y, Operations, View, build, from_words, to_words,
+    ADD,
+    AFTER,
+    AX,
+    AXES,
+    CHUNK,
+    COEF,
+    D0,
+    DST,
+    END,
+    FIELDS,
+    HALT,
+    INTO32,
+    INTO64,
+    KIND,
+    LEN,
+    MMAD_F,
+    MMAD_I,
+    MMAD_L,
+    N0,
+    N1,
+    OP,
+    P0,
+    P1,
+    P2,
+    P3,
+    SCATTER32,
+    SCATTER64,
+    STORE32,
+    STORE64,
+    TARGET,
+    A,
+    Operations,
+    View,
+    X,
+    Y,
+    build,
+    from_words,
+    to_words,
 )  # fmt: skip
 
 Array = Any
@@ -29,7 +65,7 @@ LOCAL_WORDS = 1 << 22
 LOCAL_WIDE_WORDS = 1 << 20
 CUBE_M, CUBE_N, CUBE_K = 32, 128, 128
 
-SMALLEST_CLASS = 1 << 16  # words of a device memory that is hardly used
+SMALLEST_CLASS = 1 << 18  # words of a device memory that is hardly used
 FIRST_CLASS = 1 << 21
 CLASS_FACTOR = 4
 
@@ -181,7 +217,9 @@ def shapes(words: int, wide_words: int) -> list[tuple[tuple[int, ...], np.dtype]
 
 def key_of(words: int, wide_words: int) -> str:
     """The image's name in the cache."""
-    return cache.key_of(b"interpreter", cache.sources("interpreter_image.py", "interpreter_ops.py"), repr((words, wide_words)).encode())
+    return cache.key_of(
+        b"interpreter", cache.sources("interpreter_image.py", "interpreter_ops.py"), repr((words, wide_words)).encode()
+    )
 
 
 def cached(words: int, wide_words: int) -> bool:

@@ -77,7 +77,15 @@ class Lowering:
             rows = lattice([d for d, _ in dims[:-1]], [s for _, s in dims[:-1]])
             name = "row" if stride else "splat"
             self.p.operation(
-                _wide(name, wide), wide, run, DST=dst, X=x, N1=len(rows), D1=run, T=self.p.table.put(rows), X0=CHUNK if stride else 0
+                _wide(name, wide),
+                wide,
+                run,
+                DST=dst,
+                X=x,
+                N1=len(rows),
+                D1=run,
+                T=self.p.table.put(rows),
+                X0=CHUNK if stride else 0,
             )
             return
         table = lattice([d for d, _ in dims], [s for _, s in dims])
@@ -108,9 +116,9 @@ class Lowering:
             return
         if name.startswith("shift_right") and x.tile.dtype.itemsize < 4:
             # A word holds the value; these two want its bits extended with zeros or with the sign.
-            kind = "u" if name == "shift_right_logical" else "i"
+            kind = "uint" if name == "shift_right_logical" else "int"
             spare = self.p.scratch(n, False)
-            self.p.operation(f"narrow.{kind}nt{8 * x.tile.dtype.itemsize}" if kind == "i" else f"narrow.uint{8 * x.tile.dtype.itemsize}", False, n, DST=spare, X=x.at)  # fmt: skip
+            self.p.operation(f"narrow.{kind}{8 * x.tile.dtype.itemsize}", False, n, DST=spare, X=x.at)
             places["X"] = spare
         self.p.operation(io.elementwise(name, cls), dst.wide, n, DST=dst.at, **places)
         if dst.tile.dtype == x.tile.dtype:
@@ -178,13 +186,18 @@ class Lowering:
                 if run and outer:
                     rows = self.p.table.put(np.arange(outer) * run)
                     self.p.operation(
-                        _wide("row_inside", dst.wide), dst.wide, run, DST=target + start, D1=width, X=x.at, N1=outer, T=rows
+                        _wide("row_inside", dst.wide),
+                        dst.wide,
+                        run,
+                        DST=target + start,
+                        D1=width,
+                        X=x.at,
+                        N1=outer,
+                        T=rows,
                     )
                 start += run
         elif dst.n:
-            at = np.concatenate(
-                [x.at + np.arange(x.n).reshape(outer, -1) for x in parts], axis=1
-            )
+            at = np.concatenate([x.at + np.arange(x.n).reshape(outer, -1) for x in parts], axis=1)
             self.p.operation(_wide("gather", dst.wide), dst.wide, dst.n, DST=target, X=0, T=self.p.table.put(at))
         self.copy(dst.at, target, dst.n, dst.wide)
 
@@ -264,9 +277,7 @@ class Lowering:
             self.copy(target, at, count, x.wide)
             name = {"sum": "add", "prod": "mul"}.get(kind, kind)
             if length > 1:
-                p.operation(
-                    f"{cls}.{name}", x.wide, count, DST=target, X=target, Y=at + count, Y1=count, N1=length - 1
-                )
+                p.operation(f"{cls}.{name}", x.wide, count, DST=target, X=target, Y=at + count, Y1=count, N1=length - 1)
             return
         at = self.arranged(x, kept, over, rows=True)
         p.operation(f"{cls}.reduce_{kind}", x.wide, length, DST=target, D0=0, D1=1, X=at, X1=length, N1=count)
@@ -436,6 +447,3 @@ def _class(dtype: np.dtype) -> str:
     from vm.interpreter_code import class_of
 
     return class_of(dtype)
-
-
-__all__ = ["CHUNK", "Lowering", "word_of"]

@@ -300,7 +300,7 @@ def _positions(into64: dict[str, Callable[[View], Array]]) -> None:
         return run
 
     def close(v: View) -> Array:
-        """Position z of the access, with position y along one source dim: size P0, stride P1, P2 whether it is bounded, P3 whether it is clamped."""
+        """Position z of the access and position y along one source dim (size P0, stride P1; P2: bounded, P3: clamped) added up."""
         at = v.words(Y, True)
         ok = (v.row[P2] == 0) | ((at >= 0) & (at < v.row[P0]))
         inside = jnp.clip(at, 0, jnp.maximum(v.row[P0] - 1, 0))
