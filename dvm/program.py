@@ -9,6 +9,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,7 @@ class CompiledProgram:
         self._lock = threading.Lock()
         self._executable: Any = None
         self._made: Made | None = None
+        self._worker: ThreadPoolExecutor | None = None  # runs what is submitted
         self._foreign = False  # read from a file: what it accesses is checked at every new size
         names = [spec.name for spec in program.inputs]
         title = str(program.debug.get("title", ""))
@@ -116,7 +118,9 @@ class CompiledProgram:
 
     def launch_flat(self, leaves: Sequence[Any]) -> list[Any]:
         """Launches on flat inputs and returns flat results, as ``__call__`` does for trees."""
-        results = self._launch(leaves)
+        return self._as_jax(self._launch(leaves))
+
+    def _as_jax(self, results: list[Any]) -> list[Any]:
         numpy_only = self._wide_outputs if self._wide_outputs and not x64_enabled() else ()
         for i in numpy_only:
             results[i] = np.asarray(results[i])
@@ -124,6 +128,25 @@ class CompiledProgram:
         for i, array in zip(moved, _to_jax([results[i] for i in moved]), strict=True):
             results[i] = array
         return results
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """A call whose result comes as a future. Inputs are checked and sizes bound here, in the caller's thread and while an earlier
+        launch may be running; launches run one after the other, in order, on a thread of the program's own. The arrays must not change
+        before the result is there. Raises at once what is wrong with the inputs."""
+        leaves = self._admitted(self._signature.flatten(args, kwargs))
+        executable = self.executable
+        bound, wide = executable.bind(leaves), x64_enabled()
+
+        def run() -> Any:
+            import jax
+
+            with jax.enable_x64(wide):
+                return self.unflatten(self._as_jax(list(executable.launch(leaves, bound))))
+
+        with self._lock:
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="dvm-submit")
+        return self._worker.submit(run)
 
     def _launch(self, leaves: Sequence[Any]) -> list[Any]:
         return list(self.executable.launch(self._admitted(leaves)))
@@ -148,7 +171,8 @@ class CompiledProgram:
         return self._executable
 
     def wait(self) -> CompiledProgram:
-        """Waits for work in the background (executables that are still being compiled)."""
+        """Waits for work in the background: specialised code that is being built while the interpreter serves, and images of the
+        interpreter. Raises what went wrong there. Launches after it run specialised code."""
         self.executable.wait()
         return self
 

@@ -10,7 +10,7 @@ from vm import counters, jaxevents
 # Counters that always exist, so that ``dvm.stats().launches`` is 0 before the first launch instead of an error.
 KNOWN = (
     *("compiles", "kernels", "jit_specialisations", "xla_compiles", "specialised_compiles"),
-    *("launches", "host_ops", "arena_growths"),
+    *("launches", "interpreter_launches", "interpreter_compiles", "host_ops", "arena_growths"),
 )
 
 

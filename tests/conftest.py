@@ -7,6 +7,8 @@ import pathlib
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiled kernels are shared between tests, workers and runs, but not with the user's own cache.
 os.environ.setdefault("DVM_CACHE_DIR", str(pathlib.Path(__file__).parent.parent / ".dvm-cache"))
+# What is compiled when must not depend on how fast a thread is: tests of background work switch it on.
+os.environ.setdefault("DVM_BACKGROUND", "0")
 
 import hypothesis
 import pytest

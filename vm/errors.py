@@ -47,3 +47,7 @@ class Hazard(ProgramError):
 
 class OutOfMemory(DvmError):
     """A launch needs more device memory than the chip's description allows."""
+
+
+class Unfit(DvmError):
+    """A kernel that the interpreter's image cannot hold or express: another tier runs it."""

@@ -20,15 +20,13 @@ from vm import interpreter_ops as io
 from vm.binder import BoundProgram
 from vm.dtypes import dtype_of
 from vm.errors import OutOfMemory
-from vm.interpreter_code import Code, Place, Unfit
+from vm.interpreter_code import Code, Place
 from vm.memory import Key, Region
 from vm.program import INPUT, LANES, PINNED, Program
 
 if TYPE_CHECKING:
     from vm.binder import Binder
     from vm.runtime import Executable, Segment
-
-__all__ = ["Interpreter", "Unfit"]
 
 
 class Interpreter:
@@ -88,9 +86,9 @@ class Interpreter:
         a, b = (interpreter_image.capacity(n) for n in self._pinned_words)
         return max(a, interpreter_image.FIRST_CLASS), b
 
-    def ready(self, bound: BoundProgram) -> bool:
-        """Whether a launch at these sizes needs no compile."""
-        sizes = self.classes(bound)
+    def ready(self, bound: BoundProgram | None) -> bool:
+        """Whether a launch at these sizes (None: at the least ones) needs no compile."""
+        sizes = self.smallest() if bound is None else self.classes(bound)
         return (sizes == self.sizes and self.image is not None) or interpreter_image.cached(*sizes)
 
     def prepare(self, bound: BoundProgram) -> None:

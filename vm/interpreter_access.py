@@ -16,7 +16,7 @@ import numpy as np
 from vm import interpreter_ops as io
 from vm import isa
 from vm.decode import Address, Op
-from vm.errors import ProgramError
+from vm.errors import Unfit
 from vm.interpreter_ops import CHUNK
 
 if TYPE_CHECKING:
@@ -299,4 +299,4 @@ def _same_words(place: Place, tile: Local) -> None:
     if a == b:
         return
     if a.itemsize != b.itemsize or a.itemsize < 4:
-        raise ProgramError(f"a buffer of {a} is accessed as {b}")
+        raise Unfit(f"a buffer of {a} is accessed as {b}")

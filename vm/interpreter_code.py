@@ -16,7 +16,7 @@ import numpy as np
 from vm import geometry, isa, specialised
 from vm import interpreter_ops as io
 from vm.decode import Hole, Kernel, Loop, Op, Operand, Tile, operations, stored_buffers
-from vm.errors import ProgramError
+from vm.errors import ProgramError, Unfit
 from vm.interpreter_image import CODE_ROWS, LOCAL_WIDE_WORDS, LOCAL_WORDS, TABLE_WORDS
 from vm.interpreter_ops import CHUNK, FIELDS
 
@@ -25,10 +25,6 @@ CUBE_VOLUME = 1 << 18
 REDUCE_BLOCK = 1 << 12
 _NEVER = -(1 << 62)
 _SPARE_AXIS = io.AXES - 1
-
-
-class Unfit(Exception):
-    """A kernel that the image's fixed memories cannot hold."""
 
 
 @dataclass(frozen=True)

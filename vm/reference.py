@@ -100,9 +100,13 @@ class Executable:
         self.program, self.binder = program, Binder(program)
         self.machine = Reference(program, binder=self.binder)
 
-    def launch(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """Runs the program on flat inputs."""
-        bound = self.binder.bind_sizes(self.binder.check_inputs(arrays))
+    def bind(self, arrays: Sequence[Any]) -> BoundProgram:
+        """The program at the sizes of flat inputs, which are checked."""
+        return self.binder.bind_sizes(self.binder.check_inputs(arrays))
+
+    def launch(self, arrays: Sequence[Any], bound: BoundProgram | None = None) -> list[np.ndarray]:
+        """Runs the program on flat inputs; ``bound`` is what ``bind`` gave for them."""
+        bound = self.bind(arrays) if bound is None else bound
         total = sum(rows * LANES * item for (_, item), rows in bound.arena_rows.items())
         chip = self.machine.chip
         if total > chip.hbm_bytes:

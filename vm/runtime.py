@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from vm import cache, counters, host
+from vm import background, cache, counters, host
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
 from vm.decode import Kernel, decode, stored_buffers
 from vm.dtypes import dtype_of, item_size
-from vm.errors import DvmError, OutOfMemory, ProgramError, ShapeError
+from vm.errors import DvmError, OutOfMemory, ProgramError, ShapeError, Unfit
 from vm.geometry import Scalars
 from vm.memory import (
     Key,
@@ -97,8 +97,80 @@ class Executable:
         self.plan = self._segments(self.binder.steps)
         self.constants: dict[int, Any] = {}
         self.interpreter: Interpreter | None = None
-        if tier != "interpreter":
-            self._reserve_maxima()
+        self._job: Future[None] | None = None  # builds specialised code while the interpreter serves
+        self._interprets = tier != "specialised"
+        self._begin()
+
+    # --- tiers --------------------------------------------------------------------------------------------------------------------
+    def _begin(self) -> None:
+        """Makes ready what launches will need first. With the interpreter's image at hand nothing is compiled here."""
+        if self.tier == "interpreter":
+            return
+        rows = self._maximal_rows()
+        if rows is not None:
+            capacity = self._grown(rows, exact=True)
+            if not self._serves() or self._all_cached(capacity):
+                self._adopt(capacity)
+                self._compile_all()
+            elif self._image().ready(None):
+                self._build_later(capacity)
+                return
+            else:
+                self._adopt(capacity)
+                self._compile_all()
+        if self._serves() and not self._image().ready(None):
+            background.build_image(self._image().smallest())
+
+    def _serves(self) -> bool:
+        """Whether the interpreter may stand in while specialised code is built."""
+        return self.tier == "auto" and self._interprets and background.enabled()
+
+    def _image(self) -> Interpreter:
+        from vm import interpreter
+
+        if self.interpreter is None:
+            self.interpreter = interpreter.Interpreter(self.program, self.binder)
+        return self.interpreter
+
+    def _build_later(self, capacity: dict[Key, int]) -> None:
+        """Builds code for these capacities in the background, then lets the next launch use it."""
+        if self._job is not None:
+            return
+
+        def job() -> None:
+            for segment in self._unbuilt(capacity):
+                if background.closing():
+                    return
+                self._compile(segment, capacity)
+            with self.lock:
+                self._adopt(capacity)
+                self._job = self.interpreter = None
+
+        self._job = background.submit(job)
+
+    def _interpreted(self, bound: BoundProgram) -> bool:
+        """Whether this launch goes through the interpreter: its specialised code is not ready, and the interpreter needs no compile."""
+        if self.tier == "interpreter":
+            return True
+        if not self._serves():
+            return False
+        capacity = self._grown(bound.arena_rows)
+        if not self._unbuilt(capacity):
+            return False
+        if self._job is not None and self._job.done():
+            return False  # it failed: this launch meets the error
+        if not self._image().ready(bound):
+            background.build_image(self._image().classes(bound))
+            return False
+        if self._job is None:
+            if self._all_cached(capacity):
+                return False
+            self._build_later(capacity)
+        return True
+
+    def _all_cached(self, capacity: dict[Key, int]) -> bool:
+        """Whether no kernel needs a compile at these capacities."""
+        return all(cache.has(self._key(segment, capacity)) for segment in self._unbuilt(capacity))
 
     # --- capacity -----------------------------------------------------------------------------------------------------------------
     def reserve(self, symbols: Mapping[str, int]) -> None:
@@ -117,36 +189,44 @@ class Executable:
         regs = self.program.code.run((*symbols, *[0] * len(self.program.data_sizes)))
         return {key: max(regs[reg], 0) for key, reg in self.program.arena_rows.items()}
 
-    def _reserve_maxima(self) -> None:
+    def _maximal_rows(self) -> dict[Key, int] | None:
+        """The rows at the declared maxima; None if there are none, or if they are too large to be taken without being asked."""
         highest = [s.max for s in self.program.symbols[: self.binder.given]]
         if any(h is None for h in highest):
-            return
+            return None
         rows = self._rows_at(tuple(h for h in highest if h is not None))
-        if sum(r * LANES * item for (_, item), r in rows.items()) > min(EAGER_LIMIT, self.chip.hbm_bytes):
-            return
-        self._grow(rows, exact=True)
-        self._compile_all()
+        too_large = sum(r * LANES * item for (_, item), r in rows.items()) > min(EAGER_LIMIT, self.chip.hbm_bytes)
+        return None if too_large else rows
 
-    def _grow(self, rows: Mapping[Key, int], exact: bool = False) -> bool:
-        """Raises capacities to hold ``rows`` (in capacity classes, or just so much with ``exact``: more will not be asked for); True if
-        code has to be compiled anew."""
-        changed = False
+    def _grown(self, rows: Mapping[Key, int], exact: bool = False) -> dict[Key, int]:
+        """Capacities that hold ``rows``: what there is, where it does; else capacity classes, or just so much with ``exact``: more will
+        not be asked for."""
+        out = dict(self.capacity)
         for key in sorted(self.program.arena_rows):
-            need = exact_capacity(rows.get(key, 0)) if exact else capacity_class(rows.get(key, 0))
-            if need > self.capacity.get(key, 0):
-                self.capacity[key] = need
-                changed = True
-        if changed:
+            need = rows.get(key, 0)
+            if key not in out or need > out[key]:
+                out[key] = max(exact_capacity(need) if exact else capacity_class(need), out.get(key, 0))
+        return out
+
+    def _grow(self, rows: Mapping[Key, int], exact: bool = False) -> None:
+        """Raises capacities to hold ``rows``."""
+        self._adopt(self._grown(rows, exact))
+
+    def _adopt(self, capacity: dict[Key, int]) -> None:
+        """Makes memory of these capacities, if they are new ones."""
+        if capacity != self.capacity:
+            self.capacity = dict(capacity)
             total = sum(n * LANES * item for (_, item), n in self.capacity.items())
-            if self.temps or self.code:
+            if self.temps or self.staging:
                 counters.add("arena_growths")
-            self.code.clear()
+            known = {self._signature(segment, capacity) for segment in self._all_segments()}
+            for signature in [k for k in self.code if k not in known]:
+                del self.code[signature]
             self._forget_code(self.plan)
             self.staging = {k: Staging(n, k[1]) for k, n in self.capacity.items() if k[0] == INPUT}
             self.temps = {k: device_arena(n, k[1]) for k, n in self.capacity.items() if k[0] in TEMP_BANKS}
             self.pool = Pool(self._new_outputs)
             counters.add("arena_bytes", total)
-        return changed
 
     def _new_outputs(self) -> OutputSet:
         return OutputSet({k: device_arena(n, k[1]) for k, n in self.capacity.items() if k[0] in OUTPUT_BANKS})
@@ -205,19 +285,27 @@ class Executable:
         read = [n for n in arenas.values() if n not in written]
         return Segment(step, index, first, refs, list(arenas), read, written, kernel, table)
 
-    def _signature(self, segment: Segment) -> tuple[Any, ...]:
+    def _signature(self, segment: Segment, capacity: Mapping[Key, int] | None = None) -> tuple[Any, ...]:
         """What the code of a step depends on: template, kinds of buffers, sizes of arenas. Not which arenas or weights they are, so that
         equal layers share code."""
         shapes = tuple((self._fixed_shape(b), self.program.buffers[b].dtype) for b in segment.pinned)
-        sizes = tuple((item, self.capacity[space, item]) for space, item in segment.arenas)
+        capacity = self.capacity if capacity is None else capacity
+        sizes = tuple((item, capacity[space, item]) for space, item in segment.arenas)
         return (segment.step.template, tuple(segment.refs), shapes, sizes)
 
     def _source(self, b: int) -> tuple[str, int]:
         buffer = self.program.buffers[b]
         return ("constant", buffer.constant) if buffer.constant is not None else ("input", buffer.input or 0)
 
-    def _compile(self, segment: Segment) -> Any:
-        signature = self._signature(segment)
+    def _key(self, segment: Segment, capacity: Mapping[Key, int]) -> str:
+        """The name of a step's code in the cache."""
+        template = self.program.templates[segment.step.template]
+        rest = repr((template.patches, template.relocs, self._signature(segment, capacity)[1:])).encode()
+        return cache.key_of(template.words.tobytes(), rest)
+
+    def _compile(self, segment: Segment, capacity: Mapping[Key, int] | None = None) -> Any:
+        capacity = self.capacity if capacity is None else capacity
+        signature = self._signature(segment, capacity)
         found = self.code.get(signature)
         if found is not None:
             return found
@@ -239,48 +327,55 @@ class Executable:
                 scalars = struct((segment.table.size,), np.int64)
                 pinned = [struct(self._fixed_shape(b), dtype_of(program.buffers[b].dtype)) for b in segment.pinned]
                 read, written = (
-                    [self._arena_struct(segment.arenas[n]) for n in numbers]
+                    [self._arena_struct(segment.arenas[n], capacity) for n in numbers]
                     for numbers in (segment.read, segment.written)
                 )
                 counters.add("specialised_compiles")
                 return jax.jit(run, donate_argnums=(3,)).lower(scalars, pinned, read, written).compile()
 
-        template = program.templates[segment.step.template]
-        key = cache.key_of(template.words.tobytes(), repr((template.patches, template.relocs, signature[1:])).encode())
+        key = self._key(segment, capacity)
         written = [0] * len(segment.written)
         code = cache.get(key, (0, [0] * len(segment.pinned), [0] * len(segment.read), written), written, build)
         self.code[signature] = code
         return code
 
-    def _arena_struct(self, key: Key) -> Any:
+    def _arena_struct(self, key: Key, capacity: Mapping[Key, int]) -> Any:
         import jax
 
         from vm.access import SLACK_ROWS
         from vm.specialised import ARENA_DTYPES
 
-        return jax.ShapeDtypeStruct(((self.capacity[key] + SLACK_ROWS) * LANES,), ARENA_DTYPES[key[1]])
+        return jax.ShapeDtypeStruct(((capacity[key] + SLACK_ROWS) * LANES,), ARENA_DTYPES[key[1]])
+
+    def _all_segments(self) -> Iterator[Segment]:
+        def visit(items: Sequence[Segment | NumberedStep]) -> Iterator[Segment]:
+            for item in items:
+                if isinstance(item, Segment):
+                    yield item
+                else:
+                    for block in self._blocks(item):
+                        yield from visit(block)
+
+        return visit(self.plan)
+
+    def _unbuilt(self, capacity: Mapping[Key, int]) -> list[Segment]:
+        """One step for every piece of code that is missing at these capacities."""
+        todo: dict[tuple[Any, ...], Segment] = {}
+        for segment in self._all_segments():
+            signature = self._signature(segment, capacity)
+            if signature not in self.code:
+                todo.setdefault(signature, segment)
+        return list(todo.values())
 
     def _compile_all(self) -> None:
         """Builds the code of every kernel that has none, on as many threads as there are cores: XLA compiles one kernel on one."""
-        todo: dict[tuple[Any, ...], Segment] = {}
-
-        def visit(items: Sequence[Segment | NumberedStep]) -> None:
-            for item in items:
-                if isinstance(item, Segment):
-                    signature = self._signature(item)
-                    if signature not in self.code:
-                        todo.setdefault(signature, item)
-                else:
-                    for block in self._blocks(item):
-                        visit(block)
-
-        visit(self.plan)
+        todo = self._unbuilt(self.capacity)
         if len(todo) < 2:
-            for segment in todo.values():
+            for segment in todo:
                 self._compile(segment)
             return
         with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as threads:
-            list(threads.map(self._compile, todo.values()))
+            list(threads.map(self._compile, todo))
 
     def _blocks(self, step: NumberedStep) -> list[list[Segment | NumberedStep]]:
         cache = self.__dict__.setdefault("_block_plans", {})
@@ -297,26 +392,38 @@ class Executable:
                     self._forget_code(block)
 
     def wait(self) -> None:
-        """Waits for background work (there is none in this tier)."""
+        """Waits for background work: after it, launches that were served by the interpreter run specialised code. Raises what it met."""
+        job = self._job
+        if job is not None:
+            job.result()
+        background.wait_for_images()
 
     # --- launching ----------------------------------------------------------------------------------------------------------------
-    def launch(self, arrays: Sequence[Any]) -> list[Any]:
-        """Runs the program on flat inputs (NumPy or JAX arrays of the declared dtypes); results are NumPy views of device memory."""
-        bound = self.binder.bind_sizes(self.binder.check_inputs(arrays))
+    def bind(self, arrays: Sequence[Any]) -> BoundProgram:
+        """The program at the sizes of flat inputs, which are checked."""
+        return self.binder.bind_sizes(self.binder.check_inputs(arrays))
+
+    def launch(self, arrays: Sequence[Any], bound: BoundProgram | None = None) -> list[Any]:
+        """Runs the program on flat inputs (NumPy or JAX arrays of the declared dtypes); results are NumPy arrays or views of device
+        memory. ``bound`` is what ``bind`` gave for them."""
+        bound = self.bind(arrays) if bound is None else bound
         with self.lock:
             counters.add("launches")
-            if self.tier == "interpreter":
-                return self._interpret(bound, arrays)
+            if self._interpreted(bound):
+                try:
+                    return self._interpret(bound, arrays)
+                except Unfit as error:
+                    if self.tier == "interpreter":
+                        raise DvmError(f"the interpreter cannot run this launch ({_dims(bound)}): {error}") from error
+                    self._interprets = False
             return _Launch(self, bound, arrays).run()
 
     def _interpret(self, bound: BoundProgram, arrays: Sequence[Any]) -> list[Any]:
         from vm import interpreter
 
         self._check_memory(bound)
-        if self.interpreter is None:
-            self.interpreter = interpreter.Interpreter(self.program, self.binder)
         counters.add("interpreter_launches")
-        return interpreter.launch(self, self.interpreter, bound, arrays)
+        return interpreter.launch(self, self._image(), bound, arrays)
 
     def constant(self, index: int) -> Any:
         """A constant on the device, put there once."""
