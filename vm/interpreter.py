@@ -65,19 +65,19 @@ class Interpreter:
             return tuple(self.program.constants[buffer.constant].shape)
         return tuple(int(t) for t in self.program.inputs[buffer.input].text)
 
-    def bases(self, bound: BoundProgram) -> tuple[dict[Key, int], tuple[int, int]]:
-        """First words of the program's arenas, and the words of each memory, at these sizes."""
+    def bases(self, rows: Mapping[Key, int]) -> tuple[dict[Key, int], tuple[int, int]]:
+        """First words of the program's arenas, and the words of each memory, for arenas of so many lane rows."""
         used = list(self._pinned_words)
         starts: dict[Key, int] = {}
         for key in sorted(self.program.arena_rows):
             wide = key[1] == 8
             starts[key] = used[wide]
-            used[wide] += bound.arena_rows.get(key, 0) * LANES
+            used[wide] += rows.get(key, 0) * LANES
         return starts, (used[0], used[1])
 
-    def classes(self, bound: BoundProgram) -> tuple[int, int]:
-        """The image's classes for these sizes: what memory has, or more."""
-        _, words = self.bases(bound)
+    def classes(self, rows: Mapping[Key, int]) -> tuple[int, int]:
+        """The image's classes for these arenas: what memory has, or more."""
+        _, words = self.bases(rows)
         a, b = (max(have, interpreter_image.capacity(n)) for have, n in zip(self.sizes, words, strict=True))
         return max(a, interpreter_image.FIRST_CLASS), b
 
@@ -86,14 +86,14 @@ class Interpreter:
         a, b = (interpreter_image.capacity(n) for n in self._pinned_words)
         return max(a, interpreter_image.FIRST_CLASS), b
 
-    def ready(self, bound: BoundProgram | None) -> bool:
-        """Whether a launch at these sizes (None: at the least ones) needs no compile."""
-        sizes = self.smallest() if bound is None else self.classes(bound)
+    def ready(self, rows: Mapping[Key, int] | None) -> bool:
+        """Whether a launch with these arenas (None: with the least ones) needs no compile."""
+        sizes = self.smallest() if rows is None else self.classes(rows)
         return (sizes == self.sizes and self.image is not None) or interpreter_image.cached(*sizes)
 
-    def prepare(self, bound: BoundProgram) -> None:
-        """Memory and image for these sizes."""
-        sizes = self.classes(bound)
+    def prepare(self, rows: Mapping[Key, int]) -> None:
+        """Memory and image for these arenas."""
+        sizes = self.classes(rows)
         if self.image is None or sizes != self.sizes:
             self.image = interpreter_image.compiled(*sizes)
             self.sizes = sizes
@@ -241,7 +241,7 @@ def launch(owner: Executable, interpreter: Interpreter, bound: BoundProgram, arr
         def __init__(self) -> None:
             super().__init__(owner, bound, arrays)
             self.pending: list[Segment] = []
-            self.starts, _ = interpreter.bases(bound)
+            self.starts, _ = interpreter.bases(bound.arena_rows)
 
         def segment(self, segment: Segment) -> None:
             self.pending.append(segment)
@@ -299,7 +299,7 @@ def launch(owner: Executable, interpreter: Interpreter, bound: BoundProgram, arr
 
     with jax.enable_x64(True):
         try:
-            interpreter.prepare(bound)
+            interpreter.prepare(bound.arena_rows)
             walk = Walk()
             walk.stage()
             walk.steps(owner.plan)

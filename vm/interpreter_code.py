@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vm import geometry, isa, specialised
+from vm import geometry, isa, specialised, widening
 from vm import interpreter_ops as io
 from vm.decode import Hole, Kernel, Loop, Op, Operand, Tile, operations, stored_buffers
 from vm.errors import ProgramError, Unfit
@@ -149,8 +149,14 @@ class _Planner:
             extents[loop.axis] = max(extents.get(loop.axis, 1), self.extents[loop.op.at])
         size = dict.fromkeys(extents, 1)
         kinds = {loop.axis: loop.kind for loop in loops}
+        own: dict[int, int] = {}  # of loops whose steps must stay as they are in the words
+        for loop in loops:
+            if loop.kind == isa.LoopKind.REDUCE and not widening.may_widen(self.kernel, loop):
+                own[loop.axis] = loop.op.fixed("tile")
+                size[loop.axis] = min(own[loop.axis], max(extents[loop.axis], 1))
         order = [a for a in reversed(size) if kinds[a] == isa.LoopKind.REDUCE]
         order += [a for a in reversed(size) if kinds[a] != isa.LoopKind.REDUCE]
+        order = [a for a in order if a not in own]
         for axis in order:
             inner = max(
                 (

@@ -99,6 +99,7 @@ class Executable:
         self.interpreter: Interpreter | None = None
         self._job: Future[None] | None = None  # builds specialised code while the interpreter serves
         self._interprets = tier != "specialised"
+        self._settled = False  # all code for the present capacities is there
         self._begin()
 
     # --- tiers --------------------------------------------------------------------------------------------------------------------
@@ -134,8 +135,6 @@ class Executable:
 
     def _build_later(self, capacity: dict[Key, int]) -> None:
         """Builds code for these capacities in the background, then lets the next launch use it."""
-        if self._job is not None:
-            return
 
         def job() -> None:
             for segment in self._unbuilt(capacity):
@@ -143,24 +142,29 @@ class Executable:
                     return
                 self._compile(segment, capacity)
             with self.lock:
-                self._adopt(capacity)
+                self._adopt({key: max(n, self.capacity.get(key, 0)) for key, n in capacity.items()})
                 self._job = self.interpreter = None
 
-        self._job = background.submit(job)
+        with self.lock:  # the job ends after it is known
+            self._job = background.submit(job)
 
     def _interpreted(self, bound: BoundProgram) -> bool:
         """Whether this launch goes through the interpreter: its specialised code is not ready, and the interpreter needs no compile."""
         if self.tier == "interpreter":
             return True
+        if self._settled and all(r <= self.capacity.get(k, -1) for k, r in bound.arena_rows.items()):
+            return False
         if not self._serves():
             return False
         capacity = self._grown(bound.arena_rows)
         if not self._unbuilt(capacity):
+            self._settled = capacity == self.capacity
             return False
         if self._job is not None and self._job.done():
+            self._job = None
             return False  # it failed: this launch meets the error
-        if not self._image().ready(bound):
-            background.build_image(self._image().classes(bound))
+        if not self._image().ready(bound.arena_rows):
+            background.build_image(self._image().classes(bound.arena_rows))
             return False
         if self._job is None:
             if self._all_cached(capacity):
@@ -181,8 +185,12 @@ class Executable:
             if value is None:
                 raise ShapeError(f"reserve needs a value for {s.name!r}, which has no maximum")
             values.append(value)
+        rows = self._rows_at(tuple(values))
         with self.lock:
-            self._grow(self._rows_at(tuple(values)), exact=True)
+            if self.tier == "interpreter":
+                self._image().prepare(rows)
+                return
+            self._grow(rows, exact=True)
             self._compile_all()
 
     def _rows_at(self, symbols: tuple[int, ...]) -> dict[Key, int]:
@@ -215,7 +223,7 @@ class Executable:
     def _adopt(self, capacity: dict[Key, int]) -> None:
         """Makes memory of these capacities, if they are new ones."""
         if capacity != self.capacity:
-            self.capacity = dict(capacity)
+            self.capacity, self._settled = dict(capacity), False
             total = sum(n * LANES * item for (_, item), n in self.capacity.items())
             if self.temps or self.staging:
                 counters.add("arena_growths")

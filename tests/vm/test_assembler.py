@@ -150,7 +150,9 @@ def test_a_program_written_by_hand_runs_everywhere(tmp_path: Path) -> None:
     program = assembler.assemble(SCALED_SUM)
     verifier.verify(program)
     serialise.save(program, tmp_path / "hand.dvm")
-    compiled = {tier: dvm.load(tmp_path / "hand.dvm", tier=tier) for tier in ("reference", "specialised")}
+    compiled = {
+        tier: dvm.load(tmp_path / "hand.dvm", tier=tier) for tier in ("reference", "interpreter", "specialised")
+    }
     for n in (0, 1, 63, 64, 65, 400):
         x, y = harness.random((n, 8), seed=1), harness.random((n, 8), seed=2)
         for tier, loaded in compiled.items():
@@ -169,7 +171,7 @@ def test_another_opcode_changes_all_results_alike(tmp_path: Path) -> None:
         path.write_bytes(serialise.replace_words(serialise.dumps(program), 0, words))
         x, y = harness.random((70, 8), seed=1), harness.random((70, 8), seed=2)
         want = fn(x, np.array([0.5, 1, 2, 3, 4, 5, 6, 7], np.float32)) + y
-        for tier in ("reference", "specialised"):
+        for tier in ("reference", "interpreter", "specialised"):
             got, total = dvm.load(path, tier=tier)(x, y)
             harness.check(got, want)
             harness.check(total, want.sum(1), 1e-5)
