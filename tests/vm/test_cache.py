@@ -72,6 +72,6 @@ def test_one_process_builds_an_executable_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DVM_CACHE_DIR", "")
         for _ in range(2):
-            assert cache.get(key, 0, 0, 0, lambda: built.append(1) or "code") == "code"
+            assert cache.get(key, (0,), 0, lambda: built.append(1) or "code") == "code"
     assert built == [1]
     assert counters.get("cache_bad_entries") >= 0
