@@ -32,10 +32,13 @@ _lock = threading.Lock()
 _known: OrderedDict[str, Any] = OrderedDict()
 
 
-def key_of(*parts: bytes) -> str:
-    """The name of an entry."""
+KERNEL_SOURCES = ("access.py", "decode.py", "geometry.py", "isa.py", "semantics.py", "specialised.py")
+
+
+def key_of(*parts: bytes, modules: tuple[str, ...] = KERNEL_SOURCES) -> str:
+    """The name of an entry. ``modules`` are those of this package whose code becomes part of it."""
     digest = hashlib.blake2b(digest_size=20)
-    for part in (_environment(), *parts):
+    for part in (_environment(), _sources(*modules), *parts):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
 
@@ -109,12 +112,11 @@ def _environment() -> bytes:
         os.environ.get("XLA_FLAGS", ""),
         str(os.cpu_count()),
     )
-    common = sources("access.py", "decode.py", "geometry.py", "isa.py", "semantics.py", "specialised.py")
-    return "\n".join(parts).encode() + common
+    return "\n".join(parts).encode()
 
 
 @functools.cache
-def sources(*names: str) -> bytes:
+def _sources(*names: str) -> bytes:
     """A digest of the modules whose code becomes part of executables, so that an upgrade never meets old ones."""
     here = pathlib.Path(__file__).parent
     digest = hashlib.blake2b(digest_size=20)

@@ -69,6 +69,8 @@ SMALLEST_CLASS = 1 << 18  # words of a device memory that is hardly used
 FIRST_CLASS = 1 << 21
 CLASS_FACTOR = 4
 
+SOURCES = ("interpreter_image.py", "interpreter_ops.py", "isa.py", "semantics.py")
+
 
 def capacity(words: int) -> int:
     """The class of device memory that holds ``words`` words beside the slack that an operation may read past them."""
@@ -217,9 +219,7 @@ def shapes(words: int, wide_words: int) -> list[tuple[tuple[int, ...], np.dtype]
 
 def key_of(words: int, wide_words: int) -> str:
     """The image's name in the cache."""
-    return cache.key_of(
-        b"interpreter", cache.sources("interpreter_image.py", "interpreter_ops.py"), repr((words, wide_words)).encode()
-    )
+    return cache.key_of(b"interpreter", repr((words, wide_words)).encode(), modules=SOURCES)
 
 
 def cached(words: int, wide_words: int) -> bool:
