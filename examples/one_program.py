@@ -26,7 +26,7 @@ def main() -> None:
         path = Path(folder) / "block.dvm"
         program.save(path)
         print(f"saved {path.stat().st_size:,} bytes")
-        program = dvm.load(path)
+        program = dvm.load(path).wait()
 
     rng = np.random.default_rng(0)
     k = v = np.zeros((1, kv, 0, head_dim), np.float32)

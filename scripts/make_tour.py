@@ -208,7 +208,7 @@ SPACES = _spaces()
 
 @output
 def launch() -> str:
-    compiled = dvm.compile(example.layer, *example.specs)
+    compiled = dvm.compile(example.layer, *example.specs).wait()
     rng = np.random.default_rng(0)
     w = rng.standard_normal((128, 64), np.float32)
     lines, compiles = [], 0
