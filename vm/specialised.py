@@ -307,10 +307,7 @@ class Tracer:
 
     def do_lookup(self, op: Op) -> None:
         x, y, dim = self.read(op.fixed("x")), self.read(op.fixed("y")), op.fixed("dim")
-        if x.ndim == 1:
-            out = jnp.take(x, y, axis=0, mode="clip")
-        else:
-            out = jnp.take_along_axis(x, jnp.clip(y, 0, x.shape[dim] - 1), axis=dim)
+        out = semantics.lookup(self.ns, x, y, dim)
         self.write(op.fixed("dst"), out)
 
     def _arg(self, op: Op, kind: str) -> None:
@@ -321,17 +318,13 @@ class Tracer:
         ok = self.mask(tile, [dim])
         if ok is not None:
             x = jnp.where(ok, x, isa.identity(kind, tile.dtype))
-        pick = (jnp.argmax if kind == "max" else jnp.argmin)(x, axis=dim)
-        value = semantics.reduce(self.ns, kind, x, (dim,))
+        index, value = semantics.arg_reduce(self.ns, kind, x, dim)
         axis = tile.dims[dim][1]
         base = 0 if axis == isa.NO_AXIS else self.axes[axis].base
-        index = (pick.astype(jnp.int64) + base).astype(index_tile.dtype)
+        index = (index + base).astype(index_tile.dtype)
         if op.fixed("accumulate"):
-            old_i, old = self.read(index_tile.id), self.read(value_tile.id)
-            better = value > old if kind == "max" else value < old
-            better = (better | (value != value)) & (old == old)
-            first = old_i < 0
-            index, value = jnp.where(better | first, index, old_i), jnp.where(better | first, value, old)
+            old = self.read(index_tile.id), self.read(value_tile.id)
+            index, value = semantics.better(self.ns, kind, index, value, *old)
         self.write(index_tile.id, index)
         self.write(value_tile.id, value)
 
@@ -344,19 +337,16 @@ class Tracer:
     def _cumulative(self, op: Op) -> None:
         name, tile = op.insn.name, self.kernel.tiles[op.fixed("x")]
         x, dim = self.read(tile.id), op.fixed("dim")
-        wide = x.astype(np.float32) if tile.dtype.itemsize == 2 and tile.dtype.kind not in "iu" else x
-        kind = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min"}.get(name)
+        carry = None
         if op.fixed("carry"):
-            if kind is None:
+            if name not in semantics.SCANNED:
                 raise ProgramError(f"{name} cannot carry over blocks")
             ok = self.mask(tile, [dim])
             if ok is not None:
-                wide = jnp.where(ok, wide, isa.identity(kind, wide.dtype))
-        out = getattr(lax, name)(wide, axis=dim, reverse=bool(op.fixed("reverse")))
-        if op.fixed("carry"):
-            assert kind is not None
-            carry = self.read(op.fixed("y")).astype(out.dtype)
-            out = semantics.combine(self.ns, kind, out, jnp.broadcast_to(carry, out.shape))
+                x = jnp.where(ok, x, isa.identity(semantics.SCANNED[name], x.dtype))
+            carry = self.read(op.fixed("y"))
+        out = semantics.cumulative(self.ns, name, x, dim, bool(op.fixed("reverse")), carry)
+        if carry is not None:
             last = lax.slice_in_dim(out, x.shape[dim] - 1, x.shape[dim], axis=dim)
             self.write(op.fixed("y"), last.astype(x.dtype))
         self.write(op.fixed("dst"), out.astype(x.dtype))
