@@ -69,6 +69,12 @@ SMALLEST_CLASS = 1 << 18  # words of a device memory that is hardly used
 FIRST_CLASS = 1 << 21
 CLASS_FACTOR = 4
 
+# A chunk is too little work for two threads: handing it over took more processor time than the work itself.
+OPTIONS: dict[str, Any] = {
+    "xla_cpu_multi_thread_eigen": False,
+    "xla_cpu_enable_concurrency_optimized_scheduler": False,
+}
+
 SOURCES = ("interpreter_image.py", "interpreter_ops.py", "isa.py", "semantics.py")
 
 
@@ -236,6 +242,6 @@ def compiled(words: int, wide_words: int) -> Any:
         with jax.enable_x64(True):
             counters.add("interpreter_compiles")
             arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes(words, wide_words)]
-            return jax.jit(image, donate_argnums=(2, 3, 4, 5)).lower(*arguments).compile()
+            return jax.jit(image, donate_argnums=(2, 3, 4, 5)).lower(*arguments).compile(OPTIONS)
 
     return cache.get(key_of(words, wide_words), (0,) * 6, (0,) * 4, make)
