@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import host_schedule, local_memory, sync
+from codegen import host_schedule, local_memory, stacking, sync
 from codegen.assemble import Assembled, assemble
 from codegen.lower import Lowering
 from codegen.memory_plan import MemoryPlan
@@ -19,7 +19,7 @@ from graph_kernel.fusion.layout import Layout
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.passes.liveness import defined_in_order
 from symbolic import Dim, Expr, ceildiv, highest, limits, lower, lower_relation, numel, solve
-from vm import intcode, stacking
+from vm import intcode
 from vm.chip import Chip
 from vm.errors import CompileError, UnsupportedOp
 from vm.intcode import Builder, Reg
@@ -43,6 +43,7 @@ from vm.program import (
     TensorSpec,
     WhileStep,
 )
+from vm.program.stages import Uses, kernels_of
 
 
 class ProgramBuilder:
@@ -355,8 +356,9 @@ class ProgramBuilder:
             bound[value] = self.buffer(value, PINNED if fixed else INPUT, input=k)
         outputs = list(graph.outputs)
         emitted = self.emit(graph, bound, [None] * len(outputs))
-        ordered, crossings = host_schedule.arrange(emitted, self.templates, self.buffers, movable=not self.makers)
-        steps, stages = stacking.arrange(ordered, self.templates, self.buffers) if self.stacked else (ordered, ())
+        uses = Uses(self.buffers, lambda step: self.memory.stores[step.name])
+        ordered, crossings = host_schedule.arrange(emitted, uses, movable=not self.makers)
+        steps, stages = stacking.arrange(ordered, uses) if self.stacked else (ordered, ())
         data_sizes = tuple(
             DataSize(self.made[value], axis, self.reg(self.tops[name])) for name, (value, axis) in self.makers.items()
         )
@@ -396,7 +398,7 @@ class ProgramBuilder:
     def _in_order(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
         """What is said about the kernels, in the order of the steps."""
         said = {kernel["name"]: kernel for kernel in self.kernels}
-        return [said[step.name] for step in stacking.kernels_of(steps)]
+        return [said[step.name] for step in kernels_of(steps)]
 
     def spec(self, value: Value) -> TensorSpec:
         return TensorSpec(value.name, value.dtype.name, self.regs(value.shape), tuple(map(str, value.shape)))

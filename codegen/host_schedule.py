@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vm import stacking
-from vm.program import Buffer, CondStep, ForStep, HostStep, KernelStep, Step, Template, WhileStep, inner_blocks
+from vm.program import CondStep, ForStep, HostStep, KernelStep, Step, WhileStep, inner_blocks
+from vm.program.stages import Place, Uses, place
 
 DEVICE, HOST = "device", "host"
 
@@ -32,13 +32,11 @@ def side_of(step: Step) -> str:
     return HOST if HOST in inner else DEVICE
 
 
-def arrange(
-    steps: Sequence[Step], templates: Sequence[Template], buffers: Sequence[Buffer], movable: bool = True
-) -> tuple[tuple[Step, ...], dict[str, int]]:
+def arrange(steps: Sequence[Step], uses: Uses, movable: bool = True) -> tuple[tuple[Step, ...], dict[str, int]]:
     """The steps in an order with the fewest crossings, and how many there were before and are after. The given order stays where another
     one saves nothing, or where steps are not ``movable`` because sizes come from the host."""
     before = crossings(steps)
-    order = _block(tuple(steps), stacking.Uses(templates, buffers)) if movable and before > 1 else tuple(steps)
+    order = _block(tuple(steps), uses) if movable and before > 1 else tuple(steps)
     return order, {"before": before, "after": crossings(order)}
 
 
@@ -46,7 +44,7 @@ def _blocks(step: Step) -> tuple[tuple[Step, ...], ...]:
     return () if isinstance(step, KernelStep | HostStep) else inner_blocks(step)
 
 
-def _block(steps: tuple[Step, ...], uses: stacking.Uses) -> tuple[Step, ...]:
+def _block(steps: tuple[Step, ...], uses: Uses) -> tuple[Step, ...]:
     steps = tuple(_inside(step, uses) for step in steps)
     sides = [side_of(step) for step in steps]
     if sum(a != b for a, b in zip(sides, sides[1:], strict=False)) < 2:
@@ -57,7 +55,7 @@ def _block(steps: tuple[Step, ...], uses: stacking.Uses) -> tuple[Step, ...]:
     return tuple(steps[i] for i in best)
 
 
-def _inside(step: Step, uses: stacking.Uses) -> Step:
+def _inside(step: Step, uses: Uses) -> Step:
     if isinstance(step, CondStep):
         return CondStep(step.selector, tuple(_block(branch, uses) for branch in step.branches))
     if isinstance(step, WhileStep):
@@ -84,11 +82,11 @@ def _exhaust(sides: Sequence[str], after: Sequence[set[int]], side: str) -> list
     return order
 
 
-def _dependences(steps: Sequence[Step], uses: stacking.Uses) -> list[set[int]]:
+def _dependences(steps: Sequence[Step], uses: Uses) -> list[set[int]]:
     """For every step the earlier ones that it has to follow: those that write what it uses, and those that use what it writes."""
     after: list[set[int]] = []
-    writer: dict[stacking.Place, int] = {}
-    users: dict[stacking.Place, list[int]] = {}
+    writer: dict[Place, int] = {}
+    users: dict[Place, list[int]] = {}
     for i, step in enumerate(steps):
         every, written = _accessed(step, uses)
         found = {writer[p] for p in every if p in writer}
@@ -102,19 +100,19 @@ def _dependences(steps: Sequence[Step], uses: stacking.Uses) -> list[set[int]]:
     return after
 
 
-def _accessed(step: Step, uses: stacking.Uses) -> tuple[set[stacking.Place], set[stacking.Place]]:
+def _accessed(step: Step, uses: Uses) -> tuple[set[Place], set[Place]]:
     """(all places, places that are written) of a step and of what is inside it."""
     if isinstance(step, KernelStep):
         return uses.of(step)
     if isinstance(step, HostStep):
-        written = {stacking.place(uses.buffers, b) for b in step.outputs}
-        return written | {stacking.place(uses.buffers, b) for b in step.inputs}, written
-    every: set[stacking.Place] = set()
-    wrote: set[stacking.Place] = set()
+        written = {place(uses.buffers, b) for b in step.outputs}
+        return written | {place(uses.buffers, b) for b in step.inputs}, written
+    every: set[Place] = set()
+    wrote: set[Place] = set()
     scalar = (
         step.selector if isinstance(step, CondStep) else step.predicate if isinstance(step, WhileStep) else step.counter
     )
-    every.add(stacking.place(uses.buffers, scalar))
+    every.add(place(uses.buffers, scalar))
     if isinstance(step, ForStep):
         wrote |= every
     for block in inner_blocks(step):

@@ -25,10 +25,9 @@ from vm.program import (
     OUTPUT_BANKS,
     TEMP_BANKS,
     Buffer,
-    Lifetimes,
     Step,
-    lifetimes,
 )
+from vm.program.lifetimes import Lifetimes, lifetimes
 
 SAMPLES = (
     512,

@@ -11,7 +11,8 @@ from typing import Any
 
 from vm.binder import BoundProgram
 from vm.dtypes import dtype_of, item_size
-from vm.program import INPUT, LANES, OUTPUT_BANKS, PINNED, SPACE_NAMES, TEMP_BANKS, Lifetimes, lifetimes
+from vm.program import INPUT, LANES, OUTPUT_BANKS, PINNED, SPACE_NAMES, TEMP_BANKS
+from vm.program.lifetimes import Lifetimes, lifetimes
 
 
 @dataclass(frozen=True)

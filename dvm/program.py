@@ -322,7 +322,7 @@ class CompiledProgram:
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:
         """Names of the kernels in launch order, those together that run side by side on cores of their own."""
-        from vm.stacking import stages
+        from vm.program.stages import stages
 
         return tuple(tuple(step.name for step in stage) for stage in stages(self._program))
 
@@ -330,7 +330,7 @@ class CompiledProgram:
     def launches(self) -> int:
         """Launches of one call: all kernels between two host operations are one, control flow whose predicate a kernel computes
         included."""
-        from vm.stacking import launches
+        from vm.program.stages import launches
 
         return launches(self._program)
 

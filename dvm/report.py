@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from vm import stacking
 from vm.binder import BoundProgram
-from vm.program import CondStep, ForStep, HostStep, KernelStep, Program, Step, WhileStep, inner_blocks
+from vm.program import CondStep, ForStep, HostStep, KernelStep, Program, Step, WhileStep, inner_blocks, stages
 
 if TYPE_CHECKING:
     from dvm.program import CompiledProgram
@@ -52,9 +51,9 @@ class Report:
             "compile_seconds": None if made is None else made.seconds,
             "passes": self._passes(),
             "kernels": len(self._compiled.kernels),
-            "launches": stacking.launches(program),
-            "stages": len(stacking.stages(program)),
-            "kernel_steps": len(stacking.kernels_of(program.steps)),
+            "launches": stages.launches(program),
+            "stages": len(stages.stages(program)),
+            "kernel_steps": len(stages.kernels_of(program.steps)),
             "host_ops": _count(program.steps, HostStep),
             "crossings": dict(program.debug.get("crossings", {})),
             "bytes_moved": moved(self._bound),
@@ -82,7 +81,7 @@ class Report:
         return {
             "unfused": {
                 "kernels": len(unfused.kernels),
-                "kernel_steps": len(stacking.kernels_of(unfused.program.steps)),
+                "kernel_steps": len(stages.kernels_of(unfused.program.steps)),
                 "emulated_us": time,
                 "bytes_moved": moved(bound),
                 "buffers": sum(b.space.startswith("temp") for b in memory.buffers),

@@ -31,8 +31,9 @@ from vm.program import (
     KernelStep,
     Program,
     WhileStep,
-    lifetimes,
 )
+from vm.program.lifetimes import lifetimes
+from vm.program.stages import stage_numbers
 from vm.reference_core import Cores, Region, run_stage
 from vm.reference_memory import NOBODY, Arena
 
@@ -56,7 +57,7 @@ class Reference:
         self.binder = binder or Binder(program)
         self.steps = self.binder.steps
         self.kernels: dict[int, Kernel] = {}
-        self.stages = stacking.stage_numbers(program)
+        self.stages = stage_numbers(program)
         self.dead_after = self._dead_after()
 
     def launch(self, bound: BoundProgram, arrays: Sequence[Any]) -> list[np.ndarray]:

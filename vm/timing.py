@@ -20,6 +20,7 @@ from vm.chip import Chip
 from vm.decode import Kernel, decode, operations
 from vm.isa import Pipe
 from vm.program import CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
+from vm.program.stages import stage_numbers
 from vm.reference_core import Ready, ReadyLoop, core_count, core_range, nested, prepare, steps_inside
 from vm.timing_core import Core, Interval
 from vm.timing_memory import Access, Cache, Traffic, rates
@@ -124,7 +125,7 @@ class Machine:
         self.steps = self.binder.steps
         self.timeline, self.exact = timeline, exact
         self.kernels: dict[int, Kernel] = {}
-        self.stages = stacking.stage_numbers(program)
+        self.stages = stage_numbers(program)
 
     def time(self, bound: BoundProgram) -> ProgramTime:
         """One call."""

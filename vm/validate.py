@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vm import intcode, isa, stacking
+from vm import intcode, isa
 from vm.dtypes import DTYPES, INTEGERS, dtype_of, item_size
 from vm.errors import ProgramError
 from vm.host import CODES
@@ -32,6 +32,7 @@ from vm.program import (
     Template,
     WhileStep,
 )
+from vm.program.stages import check_table
 
 MAX_DEPTH = 16  # nesting of control steps
 MAX_PLAIN_DEPTH = 64  # nesting of attributes, argument trees and debug data
@@ -102,7 +103,7 @@ def _validate(program: Program) -> None:
 
 def _stages(program: Program) -> None:
     _expect(all(map(_is_int, program.stages)), "the parallel table holds integers")
-    stacking.check_table(program)
+    check_table(program)
 
 
 def _expect(ok: bool, message: str) -> None:

@@ -16,6 +16,7 @@ from vm.disassembler import kernel_steps
 from vm.dtypes import dtype_of, item_size
 from vm.errors import DvmError, Hazard, ProgramError
 from vm.program import WRITABLE, Program, Template
+from vm.program.stages import stages
 
 ALIGNMENT = 32  # bytes, of tiles in local memory
 MAX_STEPS = 1 << 28  # of all loops of a kernel together
@@ -449,7 +450,7 @@ class BoundCheck:
 def _side_by_side(program: Program, kernels: dict[int, Kernel]) -> list[tuple[int, int, int]]:
     """(stage, a buffer that one of its kernels writes, a buffer that another one uses), where both are in one arena."""
     out: dict[tuple[int, int, int], None] = {}
-    for number, stage in enumerate(stacking.stages(program)):
+    for number, stage in enumerate(stages(program)):
         for a in stage if len(stage) > 1 else ():
             for k in stored_buffers(kernels[a.template]):
                 w = a.buffers[k]

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from codegen.memory_plan import MemoryPlan
 from symbolic import Dim, Scope, ceildiv, lower
 from vm.intcode import Builder
-from vm.program import LANES, TEMP, Buffer, KernelStep, lifetimes
+from vm.program import LANES, TEMP, Buffer, KernelStep
+from vm.program.lifetimes import lifetimes
 
 Item = tuple[Dim, int, int]  # elements, first and last step
 

@@ -20,7 +20,8 @@ from tests.must_show.exported import DIMS, MODELS
 from vm.decode import decode, stored_buffers
 from vm.dtypes import dtype_of, item_size
 from vm.errors import Hazard
-from vm.program import LANES, TEMP_BANKS, CondStep, ForStep, KernelStep, Program, WhileStep, inner_blocks, lifetimes
+from vm.program import LANES, TEMP_BANKS, CondStep, ForStep, KernelStep, Program, WhileStep, inner_blocks
+from vm.program.lifetimes import lifetimes
 
 SIZES = st.sampled_from([0, 1, 2, 3, 7, 31, 64, 65, 127, 128, 129, 500])
 

@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dvm
+from codegen.stacking import _stack
 from dvm.program import CompiledProgram
 from tests.vm.emulated import compiled
 from vm import reference, serialise, stacking, timing, validate, verifier
 from vm.binder import Binder
+from vm.decode import decode, stored_buffers
 from vm.errors import Hazard, ProgramError
-from vm.program import CondStep, HostStep, KernelStep, Program
+from vm.program import CondStep, HostStep, KernelStep, Program, stages
 
 B = dvm.Dim("b", max=64)
 
@@ -40,7 +42,7 @@ def chain_of_two() -> Program:
         return jax.nn.relu(x @ v) @ w
 
     program = compiled(fn, dvm.spec("b, 32", jnp.float32, b=B), *[dvm.spec("32, 32", jnp.float32)] * 2).program
-    assert len(stacking.kernels_of(program.steps)) == 2
+    assert len(stages.kernels_of(program.steps)) == 2
     return program
 
 
@@ -84,7 +86,7 @@ def test_the_table_is_in_the_file() -> None:
     program = expert_program().program
     again = serialise.loads(serialise.dumps(program))
     assert again.stages == program.stages != ()
-    assert stacking.stages(again) == stacking.stages(program)
+    assert stages.stages(again) == stages.stages(program)
 
 
 def feeds(program: Program, b: int = 5) -> list[np.ndarray]:
@@ -116,7 +118,7 @@ def test_dependent_kernels_in_one_stage_are_refused() -> None:
 def test_a_stage_whose_memory_overlaps_at_these_sizes_is_refused() -> None:
     """The second kernel's buffer is moved by a register of its own that happens to give the place of the first one's."""
     program = expert_program(2).program
-    first, second = stacking.stages(program)[0]
+    first, second = stages.stages(program)[0]
     verifier.BoundCheck(program)(Binder(program).bind((5,)))
     moved = dict(zip(written(program, second), written(program, first), strict=True))
     buffers = list(program.buffers)
@@ -135,8 +137,8 @@ def test_a_stage_whose_memory_overlaps_at_these_sizes_is_refused() -> None:
 
 
 def written(program: Program, step: KernelStep) -> list[int]:
-    kernel = stacking.decode(program.templates[step.template])
-    return [step.buffers[k] for k in stacking.stored_buffers(kernel)]
+    kernel = decode(program.templates[step.template])
+    return [step.buffers[k] for k in stored_buffers(kernel)]
 
 
 @pytest.mark.parametrize("stages", [(1,), (1, 1, 1), (0, 2), (3,), (-1, 3), (2, 0)])
@@ -194,7 +196,7 @@ class FakeUses:
 @given(st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(0, 6), max_size=3)), max_size=40))
 def test_no_kernel_passes_one_that_it_depends_on(steps: list[tuple[int, list[int]]]) -> None:
     run = [KernelStep(i, (), (w, *r)) for i, (w, r) in enumerate(steps)]
-    found = stacking._stack(run, FakeUses())  # type: ignore[arg-type]
+    found = _stack(run, FakeUses())  # type: ignore[arg-type]
     place = {step.template: k for k, stage in enumerate(found) for step in stage}
     assert sorted(place) == list(range(len(run)))
     for i, a in enumerate(run):
