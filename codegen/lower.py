@@ -59,6 +59,8 @@ class Lowering:
         self.levels: dict[Node, int] = {}
         self.stages = {loop.id for loop in layout.loops if loop.stage}
         self.softmaxes = find(axes, layout, outputs)
+        self.canonical: set[Value] = set()  # loaded operands of products whose tiles are not as in memory
+        self.pair_operands()
         self.made: set[Node] = set()  # products computed so far, and those of the nest of loops being written
         self.made_here: set[Node] = set()
 
@@ -630,12 +632,28 @@ class Lowering:
     # --- products -----------------------------------------------------------------------------------------------------------------
     def operand_dims(self, value: Value) -> tuple[TileDim, ...]:
         """Tile dims of a product's operand: as in memory where it is loaded, so that nothing is transposed, else canonical."""
-        if value not in self.axes.loads:
+        if value not in self.axes.loads or value in self.canonical:
             return self.layout.tile_dims(value)
         out: list[TileDim] = []
         for axis in range(value.rank):
             out += [d for d in value_dims(self.layout, value, axis) if d not in out]
         return tuple(out)
+
+    def pair_operands(self) -> None:
+        """Finds the loaded operands that need canonical order: ``mmad`` pairs contracted dims, and batch dims, in the order in which each
+        operand has them, and memory may have them in two orders."""
+        dots = [n for n in self.axes.computed if n.op == "dot"]
+        while (
+            found := {v for d in dots if not self._paired(d) for v in d.inputs if v in self.axes.loads} - self.canonical
+        ):
+            self.canonical |= found
+
+    def _paired(self, dot: Node) -> bool:
+        x, y = self.product_roles(dot)
+        return all(
+            [d for d, r in x if r == role] == [d for d, r in y if r == role]
+            for role in (isa.DOT_BATCH, isa.DOT_CONTRACT)
+        )
 
     def product_roles(self, node: Node) -> list[list[tuple[TileDim, int]]]:
         """Roles of both operands' dims, in the order of their tiles."""

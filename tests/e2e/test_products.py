@@ -205,6 +205,63 @@ add(
     tol=1e-5,
 )
 
+# Operands that have their contracted or batch axes in two orders.
+add(
+    "contracted in two orders",
+    lambda x, y: lax.dot_general(x, y, (((1, 2), (2, 0)), ((), ()))),
+    [S("a,4,6"), spec("6,5,4")],
+    [((1, 4, 6), (6, 5, 4)), ((3, 4, 6), (6, 5, 4)), ((0, 4, 6), (6, 5, 4))],
+    kernels=1,
+    tol=1e-5,
+)
+add(
+    "contracted in two orders, equal sizes",
+    lambda x, y: lax.dot_general(x, y, (((0, 1, 2), (2, 0, 1)), ((), ()))),
+    [S("3,3,3,a"), spec("3,3,3,5")],
+    [((3, 3, 3, 1), (3, 3, 3, 5)), ((3, 3, 3, 7), (3, 3, 3, 5))],
+    kernels=1,
+    tol=1e-5,
+)
+add(
+    "batches in two orders",
+    lambda x, y: lax.dot_general(x, y, (((2,), (3,)), ((0, 1), (1, 0)))),
+    [S("3,3,4,a"), S("3,3,b,4")],
+    [((3, 3, 4, 2), (3, 3, 5, 4)), ((3, 3, 4, 1), (3, 3, 1, 4))],
+    kernels=1,
+    tol=1e-5,
+)
+add(
+    "dynamic batches in two orders",
+    lambda x, y: lax.dot_general(x, y, (((2,), (2,)), ((0, 1), (1, 0)))),
+    [S("a,b,4"), S("b,a,4")],
+    [((3, 2, 4), (2, 3, 4)), ((3, 3, 4), (3, 3, 4))],
+    tol=1e-5,
+)
+add(
+    "dynamic contraction in two orders",
+    lambda x, y: lax.dot_general(x, y, (((0, 1), (1, 0)), ((), ()))),
+    [S("a,b,4"), S("b,a,5")],
+    [((3, 2, 4), (2, 3, 5)), ((3, 3, 4), (3, 3, 5)), ((65, 7, 4), (7, 65, 5))],
+    tol=1e-5,
+)
+add(
+    "two products of one operand in two orders",
+    lambda x, y, z: (
+        lax.dot_general(x, y, (((1, 2), (0, 1)), ((), ()))) * lax.dot_general(x, z, (((1, 2), (1, 0)), ((), ())))
+    ),
+    [S("a,3,3"), spec("3,3,5"), spec("3,3,5")],
+    [((1, 3, 3), (3, 3, 5), (3, 3, 5)), ((7, 3, 3), (3, 3, 5), (3, 3, 5))],
+    kernels=1,
+    tol=1e-5,
+)
+add(
+    "grouped heads to rows",
+    lambda w, v, o: jnp.einsum("gnst,tgd->sgnd", w, v).reshape(w.shape[2], 8) @ o,
+    [S("2,2,s,s", low=1), S("s,2,2", low=1), spec("8,6")],
+    [((2, 2, 1, 1), (1, 2, 2), (8, 6)), ((2, 2, 5, 5), (5, 2, 2), (8, 6))],
+    tol=1e-5,
+)
+
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
 def test_words(case):
