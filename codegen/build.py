@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from codegen import host_schedule, local_memory, stacking, sync
+from codegen import host_schedule, local_memory, precision, stacking, sync
 from codegen.assemble import Assembled, assemble
 from codegen.lower import Lowering
 from codegen.memory_plan import MemoryPlan
+from codegen.precision import Body
 from codegen.structure import Finished, Structure
 from graph_kernel.fusion import fuse as fusion
-from graph_kernel.fusion.axes import Axes
+from graph_kernel.fusion.axes import Axes, Refusal
 from graph_kernel.fusion.fuse import Group, Plan
 from graph_kernel.fusion.layout import Layout
 from graph_kernel.ir import Graph, Node, Value
@@ -193,10 +194,20 @@ class ProgramBuilder:
         found = self.finished.get(structure.key)
         if found is not None:
             return found.again(structure, layout.loops)
-        used = local_memory.plan(body, layout.loops, self.chip)
+        body, used = self._plan(body, layout)
         code = assemble(sync.insert(body, layout.loops), name)
         self.finished[structure.key] = Finished.of(code, structure, used, layout.loops)
         return code, used
+
+    def _plan(self, body: Body, layout: Layout) -> tuple[Body, int]:
+        """The body with places in local memory, bfloat16 chains in float32 if there is room for them, and the bytes that it uses."""
+        wide = precision.keep_wide(body)
+        if wide is not None:
+            try:
+                return wide, local_memory.plan(wide, layout.loops, self.chip)
+            except Refusal:
+                pass
+        return body, local_memory.plan(body, layout.loops, self.chip)
 
     def kernel(self, group: Group, plan: Plan, buffers: dict[Value, int]) -> KernelStep:
         """Code of one group as a step."""
