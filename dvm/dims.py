@@ -80,7 +80,7 @@ def spec(shape: str | Sequence[int | str | Dim] | int, dtype: Any = None, /, **d
 
     ``shape`` is text as ``"b, 2*s + 1, 4096"`` (``""`` is a scalar) or a sequence of ints, such texts and named ``Dim``s; ``dtype``
     defaults to float32. Keyword arguments declare symbols of the shape: ``dvm.spec("b, s", s=dvm.Dim(max=8192))``. A symbol without a
-    declaration is any size from 1 up. Raises ``CompileError`` for a shape that cannot be read, a ``Dim`` that the shape does not
+    declaration is any size from 1 up. Raises ``CompileError`` for a shape or a dtype that cannot be read, a ``Dim`` that the shape does not
     use, or a name that contradicts itself.
     """
     import jax
@@ -102,7 +102,10 @@ def spec(shape: str | Sequence[int | str | Dim] | int, dtype: Any = None, /, **d
         if name not in used:
             raise CompileError(f"spec: the shape {text!r} does not use the declared dimension {name!r}")
     attach(scope, declared_here)
-    return jax.ShapeDtypeStruct(shape_dims, np.dtype(np.float32 if dtype is None else dtype))
+    try:
+        return jax.ShapeDtypeStruct(shape_dims, np.dtype(np.float32 if dtype is None else dtype))
+    except TypeError as error:
+        raise CompileError(f"spec: {dtype!r} is no dtype: {error}") from error
 
 
 def checked(dim: Any, name: str) -> Dim:

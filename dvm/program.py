@@ -18,7 +18,7 @@ import numpy as np
 from dvm import explain as explaining
 from dvm.trees import Signature
 from vm.dtypes import dtype_of
-from vm.errors import InputError, ProgramError
+from vm.errors import InputError, ProgramError, ShapeError
 from vm.program import Program, Step, Symbol, TensorSpec
 
 if TYPE_CHECKING:
@@ -177,8 +177,14 @@ class CompiledProgram:
         return self
 
     def reserve(self, dims: Mapping[str, int] | None = None, /, **more: int) -> CompiledProgram:
-        """Sizes device memory for these dims ahead, so that no launch inside them grows it. Symbols left out must have a maximum."""
-        self.executable.reserve(self._symbol_values(dims, more, partial=True))
+        """Sizes device memory for these dims ahead, so that no launch inside them grows it. Symbols left out must have a maximum. Raises
+        ``ShapeError`` for a size that the symbol never has, ``OutOfMemory`` for more than there is."""
+        sizes = self._symbol_values(dims, more, partial=True)
+        for name, size in sizes.items():
+            symbol = self.symbols[name]
+            if size < symbol.min or (symbol.max is not None and size > symbol.max):
+                raise ShapeError(f"reserve: dimension {name!r} is {size}, but it has {_range_line(symbol)}")
+        self.executable.reserve(sizes)
         return self
 
     def bind(self, dims: Mapping[str, int] | None = None, /, **more: int) -> BoundProgram:
@@ -221,11 +227,15 @@ class CompiledProgram:
                 raise InputError(f"dimension {name!r}: expected a whole number, got {size!r}")
         names = list(self.symbols)
         data = names[len(names) - len(self._program.data_sizes) :]  # may be left open: no input determines them
+        for name, symbol in self.symbols.items():
+            if symbol.min == symbol.max and name not in data:
+                given.setdefault(name, symbol.min)
         missing = [
             name for name in names if name not in given and (name not in data or not given.keys().isdisjoint(data))
         ]
         if missing and not partial:
-            raise InputError(f"missing dimension{'s' * (len(missing) > 1)} {', '.join(missing)}")
+            sizes = f"give {'their sizes' if len(missing) > 1 else 'its size'}, as {missing[0]}=16"
+            raise InputError(f"missing dimension{'s' * (len(missing) > 1)} {', '.join(missing)}: {sizes}")
         return {name: given[name].__index__() for name in self.symbols if name in given}
 
     # ---- saving
@@ -376,6 +386,8 @@ def load(path: str | os.PathLike[str], tier: str = "auto") -> CompiledProgram:
         program = serialise.load(path)
     except OSError as error:
         raise ProgramError(f"cannot read {os.fspath(path)!r}: {error.strerror or error}") from error
+    except ProgramError as error:
+        raise ProgramError(f"{os.fspath(path)}: {error}") from error
     verifier.verify(program)
     loaded = CompiledProgram(program, tier=tier)
     loaded._foreign = True
@@ -472,6 +484,8 @@ def _convert(value: Any, dtype: np.dtype, label: str, canonicalise: bool) -> Any
         raise InputError(f"{label}: expected {dtype}, got a Python {type(value).__name__}")
     if isinstance(value, jax.ShapeDtypeStruct):
         raise InputError(f"{label}: expected an array, got {value}")
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)  # programs carry typed random keys as their words
     try:
         array = (
             value

@@ -137,10 +137,10 @@ class Report:
         for p in d["passes"]:
             did = ", ".join(f"{what} {n}" for what, n in sorted(p["did"].items()))
             time = "" if p["seconds"] is None else f"  {1e3 * p['seconds']:8.2f} ms"
-            lines.append(f"  {p['group']:<9} {p['name']:<18} {p['before']:>5} -> {p['after']:<5}{time}  {did}".rstrip())
+            lines.append(f"  {p['group']:<9} {p['name']:<20} {p['before']:>5} -> {p['after']:<5}{time}  {did}".rstrip())
         memory = d["memory"]
         lines += [
-            f"kernels {d['kernels']} in {d['stages']} stages, launches {d['launches']}, host operations {d['host_ops']}",
+            f"kernels {d['kernels']}, stages {d['stages']}, launches {d['launches']}, host operations {d['host_ops']}",
             f"crossings {d['crossings'].get('before', 0)} before scheduling, {d['crossings'].get('after', 0)} after",
             f"bytes moved {d['bytes_moved']:,}, least possible {d['bytes_least']:,}",
             f"temporaries {memory['buffers']} buffers in {memory['temp']:,} bytes, unshared {memory['unshared']:,}",

@@ -15,7 +15,8 @@ INTRODUCTION = """\
 Made from the table in `graph_kernel/ops` by `scripts/make_ops_page.py`; a test fails if it is stale. Front ends map jaxpr primitives and
 ONNX operators onto these and nothing else. The pattern is all that fusion asks of an operator; its shape rule, value rule and NumPy
 meaning stand with it in one declaration. An operator of the chip becomes instructions (see [isa.md](isa.md)); one of the host calls a
-NumPy function between kernels, which `dvm.stats().host_ops` counts. float64 and complex operands are always the host's.
+NumPy function between kernels, which `dvm.stats().host_ops` counts. float64 and complex operands are always the host's, and so is what no
+kernel can hold at these sizes, as a cumulative operator along an axis of symbolic size; `prog.explain()` lists such operations and why.
 """
 
 PATTERNS = {

@@ -350,7 +350,7 @@ class Binder:
         for i, (value, s) in enumerate(zip(symbols, self.program.symbols, strict=True)):
             top = "" if s.max is None and value < s.min else f", at most {_top(s)}"
             if value < s.min or value > _top(s):
-                wanted = f"it must be at least {s.min}{top}"
+                wanted = f"it must be {s.min}" if s.min == s.max else f"it must be at least {s.min}{top}"
             elif (value - s.remainder) % s.multiple_of:
                 rest = f" plus {s.remainder}" if s.remainder else ""
                 wanted = f"it must be a multiple of {s.multiple_of}{rest}"

@@ -190,7 +190,16 @@ class Executable:
             if self.tier == "interpreter":
                 self._image().prepare(rows)
                 return
-            self._grow(rows, exact=True)
+            total = sum(r * LANES * item for (_, item), r in rows.items())
+            if total > self.chip.hbm_bytes:
+                raise OutOfMemory(
+                    f"reserve needs {total:,} bytes of device memory; {self.chip.name} has {self.chip.hbm_bytes:,}"
+                )
+            try:
+                self._grow(rows, exact=True)
+            except MemoryError as error:
+                self.capacity = dict.fromkeys(self.capacity, 0)
+                raise OutOfMemory(f"reserve needs {total:,} bytes of memory: {error}") from error
             self._compile_all()
 
     def _rows_at(self, symbols: tuple[int, ...]) -> dict[Key, int]:

@@ -55,7 +55,10 @@ def save(program: Program, path: str | os.PathLike[str], strip: bool = False) ->
     """Writes the file; an existing one is replaced in one step, so that readers and programs mapped from it stay whole."""
     chunks = _file(_pack(program, strip))
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as error:  # say the name that was asked for, not that of the temporary file
+        raise type(error)(error.errno, error.strerror, str(target)) from None
     try:
         with os.fdopen(handle, "wb") as file:
             file.writelines(chunks)

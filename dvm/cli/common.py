@@ -78,6 +78,11 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
     return "\n".join(indent + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
+def plural(n: int, noun: str) -> str:
+    """``1 kernel``, ``2 kernels``."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[None]:
     """A spinner with the current stage on stderr if that is a terminal; nothing otherwise."""
@@ -133,9 +138,7 @@ def open_program(
 ) -> CompiledProgram:
     """Loads a ``.dvm`` program or compiles a model (ONNX, or a graph as text), whichever the file is; ``start`` as in
     ``Traced.compile``."""
-    with path.open("rb") as file:
-        is_program = file.read(len(_MAGIC)) == _MAGIC
-    if not is_program and path.suffix != ".dvm":
+    if not _is_program(path) and path.suffix != ".dvm":
         with progress(f"compiling {path.name}"):
             return open_model(path, dim_texts).compile(tier, options, start=start)
     if dim_texts:
@@ -147,10 +150,17 @@ def open_program(
     return load(path, tier)
 
 
+def _is_program(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
 def open_model(path: Path, dim_texts: Sequence[str] = ()) -> Traced:
     """The graph of an ONNX model, or of a text file as ``dvm opt`` writes it (its symbols are declared in the text)."""
     from dvm.pipeline import from_graph, from_onnx_model
 
+    if _is_program(path):
+        raise ProgramError(f"{path.name} is a compiled program, which holds no graph: give the model")
     if path.suffix == ".txt":
         if dim_texts:
             raise click.UsageError(f"--dim is for ONNX models; {path.name} declares its symbols itself")

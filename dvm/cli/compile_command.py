@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dvm.cli.common import compile_options, emit, json_option, open_program, program_options
+from dvm.cli.common import compile_options, emit, json_option, open_program, plural, program_options
 from dvm.cli.inspect_command import describe
 from vm.errors import CompileError
 
@@ -45,7 +45,5 @@ def command(
     data |= {key: summary[key] for key in ("symbols", "inputs", "outputs", "sizes")}
     data["kernels"] = len(summary["kernels"])
     symbols = ", ".join(s["range"] for s in summary["symbols"]) or "none"
-    text = (
-        f"{output}: {data['bytes']:,} bytes, {data['kernels']} kernels, compiled in {seconds:.2f} s\nsymbols: {symbols}"
-    )
+    text = f"{output}: {data['bytes']:,} bytes, {plural(data['kernels'], 'kernel')}, compiled in {seconds:.2f} s\nsymbols: {symbols}"
     emit(data, text, as_json)

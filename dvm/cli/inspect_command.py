@@ -40,7 +40,8 @@ def describe(program: CompiledProgram) -> dict[str, Any]:
                 "max": s.max,
                 "multiple_of": s.multiple_of,
                 "origin": s.origin,
-                "range": f"{s.name} {s.min}..{'' if s.max is None else s.max}"
+                "range": f"{s.name} {s.min}"
+                + ("" if s.max == s.min else f"..{'' if s.max is None else s.max}")
                 + (f" step {s.multiple_of}" if s.multiple_of > 1 else ""),
             }
             for s in program.symbols.values()

@@ -103,7 +103,7 @@ def _feeds(program: CompiledProgram, given: dict[str, Any]) -> dict[str, Any]:
             f"--random {text}",
         )
     sizes = parse_sizes(given["sizes"], "--at")
-    if sizes:
+    if sizes or not (given["randoms"] or given["files"] or _open(program)):
         shapes = program.bind(sizes).input_shapes
         for spec, shape in zip(program.inputs, shapes, strict=True):
             if spec.name not in feeds:
@@ -112,10 +112,21 @@ def _feeds(program: CompiledProgram, given: dict[str, Any]) -> dict[str, Any]:
         if spec.name not in feeds and not sizes and (given["randoms"] or given["files"]) and _is_fixed(spec.text):
             shape = tuple(map(int, spec.text))
             put(spec.name, _random(generator, shape, spec.dtype, bounds.get(spec.name)), "--random")
+    missing = [name for name in specs if name not in feeds]
+    if missing:
+        raise InputError(
+            f"no input {', '.join(map(repr, missing))}: --at SYMBOL=SIZE makes random ones, --random NAME:SHAPE one of them, "
+            "--input NAME=FILE reads one"
+        )
     for name in bounds:
         if name not in specs:
             raise InputError(f"--range: the program has no input {name!r}; it has {', '.join(specs)}")
     return feeds
+
+
+def _open(program: CompiledProgram) -> list[str]:
+    """The symbols that may have more than one size."""
+    return [name for name, s in program.symbols.items() if s.min != s.max]
 
 
 def _is_fixed(dims: Sequence[str]) -> bool:

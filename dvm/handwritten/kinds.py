@@ -61,7 +61,7 @@ def check_contents(section: Section, graph: Graph, name: str) -> None:
     """Raises ``CompileError`` if a section holds what its kind forbids."""
     if section.kind not in ("vector", "cube", "mix"):
         return
-    who = f"kernel {name!r}{', ' + section.name if section.name else ''}, is of kind {section.kind}"
+    who = f"kernel {name!r}{', ' + section.name + ',' if section.name else ''} is of kind {section.kind}"
     live = live_values(graph)
     ops = [(op, made) for op, made in section.ops if made.node in live]
     products = [made for op, made in ops if op == "matmul"]
@@ -116,7 +116,7 @@ def check_program(sections: list[Section], program: Program, name: str) -> None:
     for section in sections:
         if section.kind not in ("vector", "cube", "mix"):
             continue
-        who = f"kernel {name!r}{', ' + section.name if section.name else ''}, is of kind {section.kind}"
+        who = f"kernel {name!r}{', ' + section.name + ',' if section.name else ''} is of kind {section.kind}"
         hosted = [s.function for s in walk(program.steps) if isinstance(s, HostStep)]
         if hosted and len(sections) == 1:
             raise CompileError(f"{who}, but {hosted[0]} runs on the host: use split")

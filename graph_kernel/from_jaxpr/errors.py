@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 
 from jax._src import source_info_util
-from jax.errors import ConcretizationTypeError, InconclusiveDimensionOperation, NonConcreteBooleanIndexError
+from jax.errors import (
+    ConcretizationTypeError,
+    InconclusiveDimensionOperation,
+    NonConcreteBooleanIndexError,
+    TracerArrayConversionError,
+)
 from jax.export import SymbolicScope
 
 from graph_kernel.from_jaxpr.dims import DimTranslator, Plan, Variable, parse_jax
@@ -60,15 +65,20 @@ def explain(err: Exception, plan: Plan) -> str | None:
             f"the function needs a value while it is traced that only the data tells{where}. No declaration of sizes helps: {_INSTEAD}. "
             f"(JAX: {text.splitlines()[0]})"
         )
+    if isinstance(err, TracerArrayConversionError):
+        return (
+            f"NumPy is asked to compute with an array that is only traced{where}: use jax.numpy in its place. "
+            f"(JAX: {text.splitlines()[0]})"
+        )
     if isinstance(err, TypeError | InconclusiveDimensionOperation) and mentioned and _NUMBER.search(text):
-        return f"a symbolic dimension is used as a number{where}: jax.numpy.array(x.shape[0]) makes a tensor of it. ({text})"
+        return _used_as_number(where, text)
     if isinstance(err, InconclusiveDimensionOperation):
         return _inconclusive(text, plan, where)
     if isinstance(err, ValueError) and (found := _SPLIT.search(text)):
         what = _dim(found["what"], plan.jax_scope, plan.translate)
         return _indivisible("an equal split", what, found["by"], where) if isinstance(what, Expr) else None
     if isinstance(err, TypeError) and _NUMBER.search(text):
-        return f"a symbolic dimension is used as a number{where}: jax.numpy.array(x.shape[0]) makes a tensor of it. ({text})"
+        return _used_as_number(where, text)
     if isinstance(err, TypeError | ValueError) and mentioned and ("shape" in text or "sizes" in text):
         dims = list(dict.fromkeys(str(v.dim) for v in mentioned))
         fact = f', or declare it: constraints=["{" == ".join(dims)}"]' if len(dims) == 2 else ""
@@ -77,6 +87,13 @@ def explain(err: Exception, plan: Plan) -> str | None:
             f"If the sizes are always equal, give them one dimension name or a fixed size{fact}."
         )
     return None
+
+
+def _used_as_number(where: str, text: str) -> str:
+    return (
+        f"a symbolic dimension is used as a number{where}: jax.numpy.array(x.shape[0]) makes a tensor of it, "
+        f"jax.lax.fori_loop and jax.lax.scan take the place of a Python loop over it. ({text})"
+    )
 
 
 def rename(text: str, variables: Mapping[str, Variable]) -> str:

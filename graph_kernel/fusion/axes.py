@@ -157,7 +157,9 @@ class _Walk:
             return
         root = self.classes.find(label)
         if not isinstance(self.classes.size[root], int):
-            raise Refusal(f"{why} along a dim of symbolic size {self.classes.size[root]} of a computed value")
+            raise Refusal(
+                f"{why} along a dim of symbolic size {self.classes.size[root]}, which may be longer than a tile"
+            )
         self.classes.local[root] = True
 
     def mark_reduced(self, label: int | None) -> None:

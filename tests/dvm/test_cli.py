@@ -35,7 +35,7 @@ def run(*arguments, code=0):
 def program(tmp_path_factory):
     path = tmp_path_factory.mktemp("cli") / "softmax.dvm"
     result = run("compile", MODEL, "-o", path, "--dim", "batch=1:64", "--dim", "seq=1:512")
-    assert "kernels, compiled in" in result.stdout and "symbols: batch 1..64, seq 1..512" in result.stdout
+    assert "1 kernel, compiled in" in result.stdout and "symbols: batch 1..64, seq 1..512" in result.stdout
     return path
 
 
@@ -164,14 +164,34 @@ def test_run_at_sizes_and_a_model_directly():
         (["--random", "x:65x3"], "batch"),
         (["--random", "z:2x3"], "no input 'z'"),
         (["--random", "x:2x3", "--random", "x:2x3"], "given twice"),
-        ([], "missing 'x'"),
-        (["--at", "batch=2"], "missing dimension seq"),
+        ([], "no input 'x': --at"),
+        (["--at", "batch=2"], "missing dimension seq: give its size, as seq=16"),
         (["--random", "x:2x3", "--range", "q=0:3"], "no input 'q'"),
         (["--random", "x:2x3", "--dim", "seq=1:4"], "is compiled already"),
     ],
 )
 def test_run_failures(program, arguments, message):
     assert message in run("run", program, *arguments, code=1).stderr
+
+
+def test_a_symbol_of_one_size_need_not_be_given(tmp_path):
+    path = tmp_path / "fixed.dvm"
+    assert (
+        "symbols: batch 4, seq 8..64 step 8"
+        in run("compile", MODEL, "-o", path, "--dim", "batch=4", "--dim", "seq=8:64:8").stdout
+    )
+    assert "float32[4, 16]" in run("run", path, "--at", "seq=16").stdout
+    assert "at batch=4, seq=16" in run("memory", path, "--dim", "seq=16").stdout
+    assert "is 3, but it must be 4" in run("run", path, "--at", "seq=16,batch=3", code=1).stderr
+
+
+def test_errors_name_the_file(program, tmp_path):
+    damaged = tmp_path / "damaged.dvm"
+    damaged.write_bytes(b"garbage")
+    assert str(damaged) in run("run", damaged, code=1).stderr
+    nowhere = tmp_path / "nowhere" / "x.dvm"
+    assert f"error: {nowhere}: " in run("compile", MODEL, "-o", nowhere, code=1).stderr
+    assert "is a compiled program, which holds no graph" in run("opt", program, code=1).stderr
 
 
 def test_inspect(program):

@@ -125,3 +125,8 @@ def test_declarations_die_with_their_scope():
         dvm.spec("b", b=dvm.Dim())
     gc.collect()
     assert len(dims._declared) <= before + 5
+
+
+def test_a_dtype_that_is_none():
+    with pytest.raises(dvm.CompileError, match="'floaty' is no dtype"):
+        dvm.spec("b", "floaty")

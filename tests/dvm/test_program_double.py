@@ -150,6 +150,8 @@ def test_bind_reserve_and_wait(program):
     with pytest.raises(dvm.InputError, match="whole number"):
         program.bind(b=2.5, s=1)
     assert program.reserve(b=8, s=64) is program and program.executable.reserved == {"b": 8, "s": 64}
+    with pytest.raises(dvm.ShapeError, match="reserve: dimension 'b' is 0, but it has 1 <= b"):
+        program.reserve(b=0, s=64)
     assert program.wait() is program
 
 

@@ -48,6 +48,26 @@ def test_a_function_at_every_size_without_a_compile(program):
     assert isinstance(results[0]["y"], jax.Array)
 
 
+def test_typed_random_keys_are_arguments():
+    def noise(key, x):
+        return x * jax.random.uniform(key, x.shape)
+
+    program, jitted = dvm.compile(noise, jax.random.key(0), dvm.spec("n")), dvm.jit(noise)
+    for seed, n in ((0, 3), (1, 5), (2, 8)):
+        key, x = jax.random.key(seed), np.ones(n, np.float32)
+        for function in (program, jitted):
+            np.testing.assert_array_equal(function(key, x), jax.random.uniform(key, (n,)))
+    with pytest.raises(dvm.ShapeError, match="'key' axis 0 is 4"):
+        program(jax.random.key(0, impl="rbg"), x)
+
+
+def test_reserving_more_than_there_is_is_an_out_of_memory():
+    program = dvm.compile(lambda x: x + 1, dvm.spec("n"))
+    with pytest.raises(dvm.OutOfMemory, match="reserve needs"):
+        program.reserve(n=10**15)
+    np.testing.assert_array_equal(program(np.ones(3, np.float32)), np.full(3, 2))
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
