@@ -129,12 +129,12 @@ def test_it_says_what_it_did(program):
 
 def test_every_cut_between_kernels_has_a_reason():
     def layer(w, x):
-        return jax.nn.silu((x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)) @ w)
+        return jax.nn.silu(x @ w) @ w
 
     program = dvm.compile(layer, dvm.spec("8, 8"), dvm.spec("n, 8"))
     first, second = program.kernels
     (cut,) = program.explain().to_dict()["cuts"]
-    assert (cut["from"], cut["to"]) == (first.name, second.name) and "matrix product" in cut["reason"]
+    assert (cut["from"], cut["to"]) == (first.name, second.name) and "one product makes" in cut["reason"]
     assert f"{first.name} | {second.name}" in str(program.explain())
     assert "silu" not in second.ops and second.ops[0] == "dot" and "rsqrt" in first.ops
 
