@@ -389,7 +389,10 @@ def as_aval(leaf: Any, label: str) -> Any:
         aval = jax.typeof(leaf)
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
     except (TypeError, AttributeError):
-        hint = ": write dvm.spec('b, s', dtype, b=dvm.Dim(...))" if isinstance(leaf, Dim) else ""
+        if isinstance(leaf, Dim):
+            hint = ": write dvm.spec('b, s', dtype, b=dvm.Dim(...))"
+        else:
+            hint = "; give what is no array by functools.partial, or as a static argument of dvm.jit"
         raise CompileError(
             f"{label}: expected a ShapeDtypeStruct or an array, got a {type(leaf).__name__}{hint}"
         ) from None
