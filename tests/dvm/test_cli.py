@@ -239,3 +239,16 @@ def test_the_examples_work_as_printed(tmp_path):
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout and not done.stderr  # silent in a pipe
+
+
+def test_command_lines_of_the_docs_have_only_options_that_exist():
+    found = 0
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for line in re.findall(r"^(?:\$ |    (?:DVM_\w+=\S+ )?)dvm (.+)$", page.read_text(), re.M):
+            verb, *arguments = shlex.split(line)
+            context = click.Context(main)
+            command = main.get_command(context, verb)
+            assert command is not None, f"{page.name}: {line}"
+            command.make_parser(context).parse_args(arguments)  # NoSuchOption
+            found += 1
+    assert found > 12
