@@ -246,9 +246,8 @@ def test_command_lines_of_the_docs_have_only_options_that_exist():
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for line in re.findall(r"^(?:\$ |    (?:DVM_\w+=\S+ )?)dvm (.+)$", page.read_text(), re.M):
             verb, *arguments = shlex.split(line)
-            context = click.Context(main)
-            command = main.get_command(context, verb)
+            command = main.get_command(click.Context(main), verb)
             assert command is not None, f"{page.name}: {line}"
-            command.make_parser(context).parse_args(arguments)  # NoSuchOption
+            command.make_parser(click.Context(command)).parse_args(arguments)  # NoSuchOption
             found += 1
     assert found > 12
