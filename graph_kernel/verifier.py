@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # op -> attributes; a name that ends in ? may be missing. Ops of pattern elementwise that are not listed have none.
 ATTRIBUTES: dict[str, str] = {
+    "barrier": "",
     "cast": "dtype",
     "broadcast": "shape dims",
     "reshape": "shape",

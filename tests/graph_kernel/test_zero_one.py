@@ -344,7 +344,9 @@ def test_op(case):
 
 
 def test_every_op_of_the_table_is_here():
-    assert {c.op for c in (*CASES, *elementwise())} == set(OPS)
+    """Composites stand for bodies of these ops, which tests/passes/test_recognise.py runs."""
+    ops = {name for name, op in OPS.items() if op.pattern is not Pattern.COMPOSITE}
+    assert {c.op for c in (*CASES, *elementwise())} == ops
 
 
 # --- through the compiler -------------------------------------------------------------------------------------------------------

@@ -66,7 +66,9 @@ def test_block_at_full_size(name, dtype):
     check(models.load_config(name), dtype)
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "bert-base", "mmoe"])
+@pytest.mark.parametrize(
+    "name", ["qwen2.5-0.5b", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bert-base", "mmoe"))]
+)
 def test_block_in_float16(name):
     check(models.scaled(models.load_config(name)), jnp.float16)
 

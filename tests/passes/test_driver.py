@@ -138,6 +138,7 @@ def test_equal_branches_are_not_merged_with_others() -> None:
     verify(graph)
 
 
+@pytest.mark.slow  # a ratio of times, which a busy machine can spoil
 def test_time_grows_linearly_with_the_number_of_layers() -> None:
     def seconds(layers: int) -> float:
         graph = norm_stack(layers)

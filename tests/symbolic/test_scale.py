@@ -11,6 +11,7 @@ from benchmarks.symbols_share import MODELS, of_block, of_model
 DOCS = Path(__file__).parents[2] / "docs" / "symbols.md"
 
 
+@pytest.mark.slow  # ratios of times, which a busy machine can spoil
 @pytest.mark.parametrize("name", symbols_scale.CASES)
 def test_four_times_the_size_takes_at_most_eight_times_as_long(name):
     run, sizes = symbols_scale.CASES[name]
@@ -28,6 +29,7 @@ def test_four_times_the_size_takes_at_most_eight_times_as_long(name):
     assert best(large) < 8 * best(small) + 0.1
 
 
+@pytest.mark.slow
 def test_no_question_takes_longer_than_its_budget_allows():
     for n in (20, 60, 120):
         begun = time.process_time()
