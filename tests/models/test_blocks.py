@@ -15,7 +15,8 @@ from dvm import models
 from tests.models import harness
 
 DTYPES = harness.DTYPES
-DECODERS = ["qwen2.5-0.5b", "qwen3-0.6b", "llama-3.2-1b"]
+# One family by default, the others with --slow: compiling their kernels takes most of a test run.
+DECODERS = ["qwen2.5-0.5b", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen3-0.6b", "llama-3.2-1b"))]
 
 
 def check(config: models.Config, dtype: jnp.dtype, every: bool = False) -> None:
@@ -113,7 +114,7 @@ def test_padding_mask_and_positions(name):
     assert (used.compiles, used.host_ops) == (1, 0)
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "llama-2-7b"])
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b", pytest.param("llama-2-7b", marks=pytest.mark.slow)])
 def test_whole_model_prefills_and_decodes(name):
     """Embedding, two layers, LM head (tied and not): greedy decoding with one program for the prompt and for every token."""
     config = models.scaled(models.load_config(name))
