@@ -11,7 +11,7 @@ from jax import lax
 
 import dvm
 from tests.cases.registry import further, value
-from tests.cases.tools import Probe, Words, f32, launched, model, no_compile, one_compile, refused
+from tests.cases.tools import Probe, Words, check_launch, f32, model, no_compile, one_compile, refused
 from tests.e2e.harness import check, random
 
 
@@ -22,7 +22,7 @@ def test_a_symbol_against_a_number():
         program = dvm.compile(m, dims={"B": dvm.Dim(max=64)})
         with no_compile():
             for b in (1, 4):
-                launched(program, lambda x, y: (x + y,), random((b, 16)), random((4, 16), seed=1))
+                check_launch(program, lambda x, y: (x + y,), random((b, 16)), random((4, 16), seed=1))
     refused(program, random((3, 16)), random((4, 16)), names=["Add", "B", "3"])
     (said,) = [line for line in program.constraints if "Add" in line]
     assert "B == 1" in said and "4" in said and said.startswith("at launch")
@@ -81,7 +81,7 @@ ROW_7 = [
 
 @further(7, "probe", ROW_7)
 def test_a_symbol_against_a_number_more(probe):
-    probe.run()
+    probe.check()
 
 
 def by_numpy(call, want, shapes_of, dtype=np.float32):
@@ -142,7 +142,7 @@ def test_one_element_spread_over_a_matrix():
         return np.broadcast_to(v, (4, 5)) + w, np.broadcast_to(u, (4, 4)), np.broadcast_to(u[:, None], (4, 4))
 
     with one_compile():
-        launched(dvm.compile(fn, f32("1"), f32("1, 5"), f32("4")), want, random((1,)), random((1, 5)), random((4,)))
+        check_launch(dvm.compile(fn, f32("1"), f32("1, 5"), f32("4")), want, random((1,)), random((1, 5)), random((4,)))
 
 
 ROW_21 = [
@@ -183,7 +183,7 @@ ROW_21 = [
 
 @further(21, "probe", ROW_21)
 def test_spread_more(probe):
-    probe.run()
+    probe.check()
 
 
 @value(22)

@@ -12,7 +12,7 @@ from jax import lax
 
 import dvm
 from tests.cases.registry import further, value
-from tests.cases.tools import Probe, f32, launched, model, no_compile, one_compile, refused
+from tests.cases.tools import Probe, check_launch, f32, model, no_compile, one_compile, refused
 from tests.e2e.harness import random
 
 EDGES = (0, 1, 7, 127, 128, 129)  # 0, 1, a prime, around a lane row
@@ -28,7 +28,7 @@ def test_sizes_of_zero():
         program = dvm.compile(m, dims={"b": dvm.Dim(min=0, max=200)})
         with no_compile():
             for b in EDGES:
-                launched(program, want, random((b, 3)), tol=1e-5)
+                check_launch(program, want, random((b, 3)), tol=1e-5)
     with pytest.raises(dvm.CompileError, match="b"):  # JAX wants a proof that there is a first element
         dvm.compile(lambda x: jnp.max(x), f32("b", b=(0, 9)))
 
@@ -69,7 +69,7 @@ ROW_2 += [
 
 @further(2, "probe", ROW_2)
 def test_sizes_of_zero_more(probe):
-    probe.run()
+    probe.check()
 
 
 @value(4)
@@ -79,7 +79,7 @@ def test_two_hundred_lengths():
         program = dvm.compile(fn, f32("3, n", n=(1, 200)))
         with no_compile():
             for n in range(1, 201):
-                launched(program, lambda x: ((np.exp(-x * x) + x).sum(-1), x + 1), random((3, n)), tol=1e-4)
+                check_launch(program, lambda x: ((np.exp(-x * x) + x).sum(-1), x + 1), random((3, n)), tol=1e-4)
 
 
 LENGTHS = [1, 2, 3, 5, 7, *range(15, 18), *range(31, 34), *range(61, 67), *range(126, 131), 255, 257]
@@ -111,7 +111,7 @@ ROW_4 = [
 
 @further(4, "probe", ROW_4)
 def test_many_lengths_more(probe):
-    probe.run()
+    probe.check()
 
 
 def attention(q, k, v, mask):
@@ -136,7 +136,7 @@ def test_causal_attention_at_every_length():
             for s in range(1, 65):
                 q, k, v = (random((2, s, 8), seed=i) for i in range(3))
                 mask = np.tril(np.ones((s, s + 1), bool))
-                launched(program, lambda q, k, v, m: expected_attention(q, k, v, m[:, :-1]), q, k, v, mask)
+                check_launch(program, lambda q, k, v, m: expected_attention(q, k, v, m[:, :-1]), q, k, v, mask)
 
 
 ODD = [1, 2, 7, 15, 16, 17, 31, 63, 64, 65]
@@ -175,7 +175,7 @@ ROW_5 = [
 
 @further(5, "probe", ROW_5)
 def test_wider_masks_more(probe):
-    probe.run()
+    probe.check()
 
 
 @value(6)
@@ -192,7 +192,7 @@ def test_past_and_new_keys():
     with one_compile():
         program = dvm.compile(fn, dvm.spec("2, p, 8", p=p), dvm.spec("2, s, 8", s=s), dvm.spec("2, s, 8", s=s))
         for past, new in itertools.product((0, 1, 7), (1, 5, 16)):
-            launched(program, want, random((2, past, 8)), random((2, new, 8), seed=1), random((2, new, 8), seed=2))
+            check_launch(program, want, random((2, past, 8)), random((2, new, 8), seed=1), random((2, new, 8), seed=2))
     assert program.outputs[0].text[1] in ("p + s", "s + p")
 
 
@@ -227,7 +227,7 @@ ROW_6 = [joined(axis) for axis in (0, 1, 2)] + [
 
 @further(6, "probe", ROW_6)
 def test_past_and_new_more(probe):
-    probe.run()
+    probe.check()
 
 
 @value(9)
@@ -239,7 +239,7 @@ def test_padding_to_at_least_16():
         program = dvm.compile(fn, dvm.spec("s", s=dvm.Dim(max=64)))
         with no_compile():
             for s in (1, 15, 16, 17, 64):
-                launched(program, lambda x: np.pad(x, (0, max(len(x), 16) - len(x))) * 2, random((s,)))
+                check_launch(program, lambda x: np.pad(x, (0, max(len(x), 16) - len(x))) * 2, random((s,)))
 
 
 ROW_9 = [
@@ -278,7 +278,7 @@ ROW_9 = [
 
 @further(9, "probe", ROW_9)
 def test_padding_more(probe):
-    probe.run()
+    probe.check()
 
 
 @value(10)
@@ -289,7 +289,7 @@ def test_a_size_that_equals_a_constant_of_the_model():
         program = dvm.compile(fn, dvm.spec("s, 256", s=dvm.Dim(max=512)), dvm.spec("256"))
         with no_compile():
             for s in (1, 255, 256, 257):
-                launched(program, want, random((s, 256)), random((256,)))
+                check_launch(program, want, random((s, 256)), random((256,)))
     assert program.constraints == ['1 <= s <= 512  (Dim("s"))']
 
 
@@ -327,7 +327,7 @@ ROW_10 = [
 
 @further(10, "probe", ROW_10)
 def test_equal_to_a_constant_more(probe):
-    probe.run()
+    probe.check()
 
 
 def pooled(x, size, how):
@@ -350,7 +350,7 @@ def test_pool_enlarge_add():
         program = dvm.compile(pool_model(2), dims={n: dvm.Dim(max=32) for n in "HW"})
         with no_compile():
             for h, w in ((2, 2), (4, 6), (14, 16), (32, 2)):
-                launched(program, lambda x: (pooled(x, 2, np.max),), random((1, 2, h, w)))
+                check_launch(program, lambda x: (pooled(x, 2, np.max),), random((1, 2, h, w)))
     refused(program, random((1, 2, 3, 2)), names=["H", "3"])
     refused(program, random((1, 2, 4, 7)), names=["W", "7"])
 
@@ -385,7 +385,7 @@ ROW_13 = [
 
 @further(13, "probe", ROW_13)
 def test_pool_more(probe):
-    probe.run()
+    probe.check()
 
 
 PREFILL = (32, 1, 64, 32, 1)
@@ -405,7 +405,7 @@ def test_each_launch_plans_from_its_own_sizes():
         program = dvm.compile(fn, dvm.spec("8, 8"), dvm.spec("s, 8", s=dvm.Dim(max=128)))
         with no_compile():
             for s in (*PREFILL, 128, 7):
-                launched(program, want, random((8, 8)), random((s, 8), seed=s), tol=1e-4)
+                check_launch(program, want, random((8, 8)), random((s, 8), seed=s), tol=1e-4)
 
 
 ROW_14 = [
@@ -444,7 +444,7 @@ def test_plans_more(probe):
     with no_compile():
         for shapes in probe.good:
             arrays = probe.arrays(shapes)
-            launched(program, probe.want, *arrays)
+            check_launch(program, probe.want, *arrays)
             held.append((arrays, jax.tree_util.tree_leaves(program(*arrays))))
     for arrays, results in held:
         for got, want in zip(results, jax.tree_util.tree_leaves(probe.want(*arrays)), strict=True):

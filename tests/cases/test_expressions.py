@@ -12,7 +12,7 @@ from jax import lax
 import dvm
 from symbolic import Scope, lower, parse
 from tests.cases.registry import further, value
-from tests.cases.tools import Probe, f32, launched, model, no_compile, one_compile
+from tests.cases.tools import Probe, check_launch, f32, model, no_compile, one_compile
 from tests.e2e.harness import check, random, simulate
 from tests.e2e.harness import program_of as words_of
 from vm.intcode import Builder
@@ -31,7 +31,7 @@ def test_shapes_used_by_two_branches():
         with no_compile():
             for b, s, k in ((1, 1, 1), (3, 5, 2), (2, 7, 64)):
                 want = lambda x, w: (np.exp(x) @ w, np.zeros(x.shape[1] + w.shape[1]))  # noqa: E731
-                launched(program, want, random((b, s)), random((s, k), seed=1))
+                check_launch(program, want, random((b, s)), random((s, k), seed=1))
 
 
 ROW_19 = [
@@ -69,7 +69,7 @@ ROW_19 = [
 
 @further(19, "probe", ROW_19)
 def test_order_more(probe):
-    probe.run()
+    probe.check()
 
 
 def same_everywhere(text, python, points):
@@ -160,7 +160,7 @@ def test_both_branches_in_one_program():
     with no_compile():
         for shape, sign in itertools.product(((1, 1, 1), (2, 7, 5), (3, 17, 16), (9, 99, 1)), (1, -1)):
             x = np.abs(random(shape)) * np.float32(sign)
-            launched(program, lambda x, y: x + y if x.mean() > 0 else x - y, x, random(shape, seed=1))
+            check_launch(program, lambda x, y: x + y if x.mean() > 0 else x - y, x, random(shape, seed=1))
     assert (dvm.stats() - before).compiles == 1
 
 
@@ -211,4 +211,4 @@ ROW_26 = [
 @further(26, "probe", ROW_26)
 def test_branches_more(probe):
     assert len(jax.tree_util.tree_leaves(probe.specs)) in (0, 2)
-    probe.run()
+    probe.check()

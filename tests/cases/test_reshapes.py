@@ -8,7 +8,7 @@ import pytest
 
 import dvm
 from tests.cases.registry import further, value
-from tests.cases.tools import Probe, Words, f32, launched, model, no_compile, one_compile, refused
+from tests.cases.tools import Probe, Words, check_launch, f32, model, no_compile, one_compile, refused
 from tests.e2e.harness import random
 
 
@@ -27,7 +27,7 @@ def test_a_declared_multiple():
         program = dvm.compile(fn, dvm.spec("b", b=dvm.Dim(multiple_of=8, max=512)))
         with no_compile():
             for b in (8, 16, 120, 128, 136, 512):
-                launched(program, want, random((b,)))
+                check_launch(program, want, random((b,)))
     assert [spec.text for spec in program.outputs[1:3]] == [("1",), ("2",)]
     refused(program, random((12,)), names=["b", "multiple of 8", "12"])
 
@@ -82,7 +82,7 @@ ROW_3 = [
 
 @further(3, "probe", ROW_3)
 def test_multiples_more(probe):
-    probe.run()
+    probe.check()
 
 
 @value(11)
@@ -92,7 +92,7 @@ def test_a_transpose_then_a_reshape():
         program = dvm.compile(fn, dvm.spec("u, 4, 20", u=dvm.Dim(max=200)))
         with no_compile():
             for u in (1, 7, 127, 128, 129):
-                launched(program, lambda x: x.transpose(0, 2, 1).reshape(-1, 80) + 1, random((u, 4, 20)))
+                check_launch(program, lambda x: x.transpose(0, 2, 1).reshape(-1, 80) + 1, random((u, 4, 20)))
     assert program.constraints == ['1 <= u <= 200  (Dim("u"))']
 
 
@@ -120,7 +120,7 @@ ROW_11 = [
 
 @further(11, "probe", ROW_11)
 def test_transposes_more(probe):
-    probe.run()
+    probe.check()
 
 
 @value(16)
@@ -132,7 +132,7 @@ def test_a_baked_reshape():
         program = dvm.compile(m, dims={"B": dvm.Dim(max=64)})
         with no_compile():
             for b in (5, 10, 55):
-                launched(program, lambda x: (-x.reshape(5, -1, 144),), random((b, 6, 144)))
+                check_launch(program, lambda x: (-x.reshape(5, -1, 144),), random((b, 6, 144)))
     refused(program, random((4, 6, 144)), names=["flatten_heads", "5, -1, 144", "B", "4"])
     with pytest.raises(dvm.CompileError, match="(?s)4.*7|7.*4"):  # no size can satisfy it
         dvm.compile(
@@ -183,7 +183,7 @@ ROW_16 = [
 
 @further(16, "probe", ROW_16)
 def test_baked_sizes_more(probe):
-    probe.run()
+    probe.check()
 
 
 @value(17)
@@ -268,7 +268,7 @@ ROW_17 = [
 
 @further(17, "probe", ROW_17)
 def test_dims_of_results_more(probe):
-    probe.run()
+    probe.check()
 
 
 @value(18)
@@ -283,7 +283,7 @@ def test_a_chain_that_computes_a_shape():
         program = dvm.compile(m, dims={"batch": dvm.Dim(max=16), "seq": dvm.Dim(max=64)})
         with no_compile():
             for b, s in ((1, 1), (2, 7), (16, 64)):
-                launched(program, want, random((b, s, 8)))
+                check_launch(program, want, random((b, s, 8)))
     assert {op for kernel in program.kernels for op in kernel.ops} == {"exp", "neg"}
     assert program.outputs[0].text == ("batch*seq", "8")
 
@@ -323,7 +323,7 @@ ROW_18 = [
 
 @further(18, "probe", ROW_18)
 def test_shape_chains_more(probe):
-    probe.run()
+    probe.check()
 
 
 def scaled(block, np=jnp):
@@ -342,7 +342,7 @@ def test_block_scaling():
         program = dvm.compile(scaled(16), dvm.spec("m, k", m=dvm.Dim(max=600), k=k), dvm.spec("m, 24"))
         with no_compile():
             for m, n in ((1, 16), (7, 48), (512, 144)):
-                launched(program, scaled(16, np), random((m, n)), random((m, 24), seed=1), tol=2e-5)
+                check_launch(program, scaled(16, np), random((m, n)), random((m, 24), seed=1), tol=2e-5)
     refused(program, random((4, 24)), random((4, 24)), names=["k", "24", "16"])
 
 
@@ -385,7 +385,7 @@ ROW_20 = [
 
 @further(20, "probe", ROW_20)
 def test_block_scaling_more(probe):
-    probe.run()
+    probe.check()
 
 
 def test_a_proof_that_the_blocks_fill_the_axis():

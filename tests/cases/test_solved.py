@@ -10,7 +10,7 @@ from onnx import helper
 
 import dvm
 from tests.cases.registry import further, value
-from tests.cases.tools import Probe, f32, launched, model, no_compile, one_compile, refused
+from tests.cases.tools import Probe, check_launch, f32, model, no_compile, one_compile, refused
 from tests.e2e.harness import random
 
 
@@ -23,7 +23,7 @@ def test_equal_dims_that_only_their_doubles_show():
         )
         with no_compile():
             for n in (0, 2, 14, 126, 128, 130):
-                launched(program, fn, random((n,)), random((n,), seed=1))
+                check_launch(program, fn, random((n,)), random((n,), seed=1))
     refused(program, random((3,)), random((3,)), names=["x", "axis 0"])
     refused(program, random((4,)), random((6,)), names=["y"])
 
@@ -77,7 +77,7 @@ ROW_1 = [
 
 @further(1, "probe", ROW_1)
 def test_equal_dims_more(probe):
-    probe.run()
+    probe.check()
 
 
 @value(12)
@@ -88,7 +88,7 @@ def test_a_double_and_its_half(texts):
         program = dvm.compile(fn, *(dvm.spec(text, s=dvm.Dim(max=64)) for text in texts))
         for s in (1, 7, 33, 64):
             x, y = (random((2 * s if text == "2*s" else s,)) for text in texts)
-            launched(program, lambda x, y: x.astype(np.float64).sum() * y, x, y, tol=1e-4)
+            check_launch(program, lambda x, y: x.astype(np.float64).sum() * y, x, y, tol=1e-4)
     refused(program, *(random((9 if text == "2*s" else 4,)) for text in texts), names=["axis 0"])
 
 
@@ -142,7 +142,7 @@ ROW_12 = [
 
 @further(12, "probe", ROW_12)
 def test_solved_more(probe):
-    probe.run()
+    probe.check()
 
 
 @value(15)
@@ -152,7 +152,7 @@ def test_two_inputs_that_name_the_same_dim():
         program = dvm.compile(m, dims={"n": dvm.Dim("n", min=0, max=200)})
         with no_compile():
             for n in (0, 1, 7, 127, 128, 129):
-                launched(program, lambda x, y: (x + y,), random((n,)), random((n,), seed=1))
+                check_launch(program, lambda x, y: (x + y,), random((n,)), random((n,), seed=1))
     refused(program, random((4,)), random((6,)), names=["first", "second", "4", "6"])
 
 
@@ -197,7 +197,7 @@ ROW_15 = [
 
 @further(15, "probe", ROW_15)
 def test_the_same_name_more(probe):
-    probe.run()
+    probe.check()
 
 
 @value(25)
@@ -206,7 +206,7 @@ def test_unnamed_dims_are_different():
     with one_compile():
         program = dvm.compile(m)
         for a, b in ((3, 5), (1, 1), (0, 7), (128, 127)):
-            launched(program, lambda x, y: (np.concatenate([x, y]),), random((a, 4)), random((b, 4), seed=1))
+            check_launch(program, lambda x, y: (np.concatenate([x, y]),), random((a, 4)), random((b, 4), seed=1))
     assert len(program.symbols) == 2
 
 
@@ -237,4 +237,4 @@ ROW_25 = [
 
 @further(25, "probe", ROW_25)
 def test_unnamed_dims_more(probe):
-    assert len(probe.run().program.symbols) == 2 * len(probe.good[0][0])
+    assert len(probe.check().program.symbols) == 2 * len(probe.good[0][0])

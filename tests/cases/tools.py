@@ -88,7 +88,7 @@ class Probe:
             return list(self.inputs(*shapes))
         return [random(shape, self.dtype, seed=i) for i, shape in enumerate(shapes)]
 
-    def run(self) -> Words:
+    def check(self) -> Words:
         """Compiles once and launches at all sizes."""
         what = model(self.what) if isinstance(self.what, str) else self.what
         words = Words(what, *self.specs, dims=self.dims, constraints=self.constraints)
@@ -136,7 +136,9 @@ def f32(text: str, **limits: tuple[int, int]) -> jax.ShapeDtypeStruct:
     return dvm.spec(text, np.float32, **{name: dvm.Dim(name, min=lo, max=hi) for name, (lo, hi) in limits.items()})
 
 
-def launched(program: dvm.CompiledProgram, want: Callable[..., Any], *arrays: np.ndarray, tol: float = 2e-5) -> None:
+def check_launch(
+    program: dvm.CompiledProgram, want: Callable[..., Any], *arrays: np.ndarray, tol: float = 2e-5
+) -> None:
     """One launch of a compiled program, compared leaf by leaf."""
     got, expected = jax.tree_util.tree_leaves(program(*arrays)), jax.tree_util.tree_leaves(want(*arrays))
     for a, b in zip(got, expected, strict=True):

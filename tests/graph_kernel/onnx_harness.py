@@ -99,7 +99,7 @@ def random_feeds(model: onnx.ModelProto, sizes: dict[str, int], seed: int = 0, l
     return feeds
 
 
-def same_as_ort(model: onnx.ModelProto, sizes: list[dict[str, int]], **ranges: int) -> Graph:
+def check_against_ort(model: onnx.ModelProto, sizes: list[dict[str, int]], **ranges: int) -> Graph:
     """Loads once, runs at every size, compares with ONNX Runtime; the graph."""
     graph, peer = load(model), ort(model)
     verify(graph)

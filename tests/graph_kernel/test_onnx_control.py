@@ -3,14 +3,14 @@
 import pytest
 
 from graph_kernel.from_onnx import load
-from tests.graph_kernel.onnx_harness import close, ops_of, parse, random_feeds, run, same_as_ort
+from tests.graph_kernel.onnx_harness import check_against_ort, close, ops_of, parse, random_feeds, run
 from vm.errors import UnsupportedOp
 
 SIZES = [{"a": 2, "b": 3}, {"a": 1, "b": 1}, {"a": 7, "b": 5}]
 
 
 def test_if_on_data():
-    graph = same_as_ort(parse("""f (float[a, b] x, float[a, b] y) => (float[a, b] z) <float zero = {0.0}> {
+    graph = check_against_ort(parse("""f (float[a, b] x, float[a, b] y) => (float[a, b] z) <float zero = {0.0}> {
         m = ReduceMean<keepdims=0>(x) p = Greater(m, zero)
         z = If(p) <then_branch = t () => (float[a, b] u) { u = Add(x, y) },
                    else_branch = e () => (float[a, b] v) { w = Sub(x, y) v = Mul(w, m) }> }"""), SIZES)  # fmt: skip
@@ -21,7 +21,7 @@ def test_if_on_data():
 
 
 def test_if_on_a_size_that_is_known():
-    graph = same_as_ort(parse("""f (float[a, b, 4] x) => (float[n, 4] z) <int64 four = {4}, int64 last = {2}, int64[2] s = {-1, 4}> {
+    graph = check_against_ort(parse("""f (float[a, b, 4] x) => (float[n, 4] z) <int64 four = {4}, int64 last = {2}, int64[2] s = {-1, 4}> {
         shape = Shape(x) n = Gather(shape, last) p = Equal(n, four)
         z = If(p) <then_branch = t () => (float[n, 4] u) { u = Reshape(x, s) },
                    else_branch = e () => (float[n, 4] v) { v = Identity(x) }> }"""), SIZES)  # fmt: skip
@@ -29,7 +29,7 @@ def test_if_on_a_size_that_is_known():
 
 
 def test_if_with_constants_and_nested():
-    same_as_ort(parse("""f (float[a, b] x, bool[1] p, bool[1] q) => (float[2] z) {
+    check_against_ort(parse("""f (float[a, b] x, bool[1] p, bool[1] q) => (float[2] z) {
         z = If(p) <then_branch = t () => (float[2] u) {
                      u = If(q) <then_branch = t2 () => (float[2] k) { k = Constant<value = float[2] {1.0, 2.0}>() },
                                 else_branch = e2 () => (float[2] r) { s = ReduceSum<keepdims=0>(x) two = Constant<value=int64[1] {2}>()
@@ -54,7 +54,7 @@ LOOP = """f (float[a, b] x, float[b] w) => (float[a, b] y, float[n, a, b] all) <
 @pytest.mark.parametrize("start", ["", "yes"])
 @pytest.mark.parametrize(("count", "trips"), [("", "n"), ("three = Constant<value_int=3>()", "three")])
 def test_loop_with_a_known_number_of_trips(start, count, trips):
-    graph = same_as_ort(parse(LOOP.format(count=count, trips=trips, start=start)), SIZES)
+    graph = check_against_ort(parse(LOOP.format(count=count, trips=trips, start=start)), SIZES)
     assert "scan" in ops_of(graph) and "while" not in ops_of(graph)
 
 
@@ -65,7 +65,7 @@ def test_loop_until_data_says_so(trips):
         y, count = Loop({trips}, yes, x, zero) <body = g (int64 i, bool c, float[a, b] h, int64 m) => (bool d, float[a, b] k, int64 o) {{
             j = Abs(h) l = Add(j, j) one = Constant<value_float=1.0>() k = Add(l, one) s = ReduceMax<keepdims=0>(k) d = Less(s, top)
             o = Identity(i) }}> }}""")  # fmt: skip
-    graph = same_as_ort(model, SIZES, low=1, high=4)
+    graph = check_against_ort(model, SIZES, low=1, high=4)
     assert "while" in ops_of(graph)
 
 
@@ -88,7 +88,7 @@ def test_scan(attrs):
         y, z = Scan(s, x) <num_scan_inputs=1{attrs}, body = g (float{row} h, float{row} r) => (float{row} o, float{row} p) {{
             t = Add(h, r) o = Mul(t, k) p = Sub(o, r) }}> }}""")
     model.graph.output[1].type.tensor_type.ClearField("shape")
-    same_as_ort(model, SIZES)
+    check_against_ort(model, SIZES)
 
 
 def test_empty_trips():
