@@ -12,7 +12,7 @@ from codegen.assemble import Assembled, assemble
 from codegen.lower import Lowering
 from codegen.memory_plan import MemoryPlan
 from codegen.precision import Body
-from codegen.structure import Finished, Structure
+from codegen.structure import Finished, Lowered, Structure
 from graph_kernel.fusion import fuse as fusion
 from graph_kernel.fusion.axes import Axes, Refusal
 from graph_kernel.fusion.fuse import Group, Plan
@@ -186,7 +186,7 @@ class ProgramBuilder:
 
     def lower_group(
         self, nodes: list[Node], outputs: list[Value], axes: Axes, layout: Layout, stored: set[Value]
-    ) -> tuple[Assembled, int]:
+    ) -> Lowered:
         """Code of a group and the bytes of unified buffer it uses. Raises ``Refusal``."""
         body = Lowering(axes, layout, outputs, stored, self.scope).run()
         name = _kernel_name(nodes)
@@ -197,7 +197,7 @@ class ProgramBuilder:
         body, used = self._plan(body, layout)
         code = assemble(sync.insert(body, layout.loops), name)
         self.finished[structure.key] = Finished.of(code, structure, used, layout.loops)
-        return code, used
+        return Lowered(code, used)
 
     def _plan(self, body: Body, layout: Layout) -> tuple[Body, int]:
         """The body with places in local memory, bfloat16 chains in float32 if there is room for them, and the bytes that it uses."""
@@ -212,7 +212,7 @@ class ProgramBuilder:
     def kernel(self, group: Group, plan: Plan, buffers: dict[Value, int]) -> KernelStep:
         """Code of one group as a step."""
         assert group.axes is not None and group.layout is not None
-        code, used = group.code
+        code, used = group.code.code, group.code.used
         ops = [n.op for n in group.axes.computed if n.op not in ("constant", "broadcast", "iota", "dim")]
         name = _kernel_name(group.nodes)
         number = self.template(code)

@@ -6,8 +6,8 @@ kind, loops by number and kind. Graph values are numbers in the order in which t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from codegen.assemble import Assembled
 from codegen.tileir import Imm, VInsn, VLoop, VTile
@@ -56,6 +56,18 @@ class Structure:
 
 
 @dataclass(frozen=True)
+class Lowered:
+    """A kernel's code and the bytes of unified buffer that it uses."""
+
+    code: Assembled
+    used: int
+
+    def over(self, values: Mapping[Value, Value]) -> Lowered:
+        """The same code over other values."""
+        return Lowered(replace(self.code, buffers=[values[v] for v in self.code.buffers]), self.used)
+
+
+@dataclass(frozen=True)
 class Finished:
     """Assembled code with its values by number, the bytes of unified buffer it uses and the chip tiles of its loops."""
 
@@ -69,9 +81,9 @@ class Finished:
         """Keeps what was made of a structure."""
         return cls(code, tuple(structure.values[v] for v in code.buffers), used, tuple(x.tile for x in loops))
 
-    def again(self, structure: Structure, loops: Sequence[LoopAxis]) -> tuple[Assembled, int]:
+    def again(self, structure: Structure, loops: Sequence[LoopAxis]) -> Lowered:
         """The same for equal code over other values; sets the loops' tiles."""
         for loop, tile in zip(loops, self.tiles, strict=True):
             loop.tile = tile
         values = list(structure.values)
-        return Assembled(self.code.template, self.code.params, [values[n] for n in self.numbers]), self.used
+        return Lowered(Assembled(self.code.template, self.code.params, [values[n] for n in self.numbers]), self.used)

@@ -8,9 +8,9 @@ its own copy, where they become index maps and immediates. A merge is legal if t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from graph_kernel.fusion.attention import plan
 from graph_kernel.fusion.axes import REDUCTIONS, Axes, Refusal, Tied, find_axes
@@ -24,7 +24,8 @@ from graph_kernel.fusion.prepare import (
     root_of,
     unshare,
 )
-from graph_kernel.fusion.rules import LATE_RULES, MOVEMENT, RULES, SIBLINGS, Group, Rule, Siblings, products
+from graph_kernel.fusion.repeats import Structure, Structures
+from graph_kernel.fusion.rules import LATE_RULES, MOVEMENT, RULES, SIBLINGS, Group, Rule, Siblings, movement, products
 from graph_kernel.fusion.waste import EXPENSIVE, expensive, wasteful
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.ops import OPS
@@ -36,8 +37,27 @@ WANTED = Rule("siblings", lambda *_: True)
 MAX_GROUP = 128  # nodes of one kernel
 
 
-Lower = Callable[[list[Node], list[Value], Axes, Layout, set[Value]], Any]
+class Code(Protocol):
+    """What code generation makes of a group."""
+
+    def over(self, values: Mapping[Value, Value]) -> Code:
+        """The same code for a group that is equal but for its values: each is replaced by what ``values`` has for it."""
+        ...
+
+
+Lower = Callable[[list[Node], list[Value], Axes, Layout, set[Value]], Code]
 """Code generation of a group (nodes, outputs, axes, layout, values in memory); raises ``Refusal`` where it has none."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What was found out about the groups of one structure; ``values`` are those of the first one, by number."""
+
+    values: tuple[Value, ...]
+    axes: Axes
+    layout: Layout
+    facts: list[str]
+    code: Code | None
 
 
 @dataclass
@@ -60,6 +80,7 @@ class Fuser:
         self.graph, self.scope, self.enabled, self.lower, self.siblings = graph, graph.scope, enabled, lower, siblings
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.users = graph.users()
+        self.results = set(graph.outputs)
         self.makers = self._size_makers()
         self.forced: dict[Value, None] = {}
         self.aliases: dict[Value, Value] = {}
@@ -70,6 +91,9 @@ class Fuser:
         self.free = self._free_nodes()
         self.constants = {n.output for n in graph.nodes if n.op == "constant" and not is_carried(n)}
         self.tried: dict[tuple[int, int], str] = {}
+        self.structures = Structures()
+        self.completed: dict[Hashable, Completed | str] = {}  # by structure: the kernel, or why there is none
+        self.verdicts: dict[Hashable, str] = {}  # by structure: why not to merge
         self.count = 0
 
     def _size_makers(self) -> dict[Node, list[Value]]:
@@ -141,13 +165,16 @@ class Fuser:
 
     def stored_outputs(self, members: dict[Node, None]) -> list[Value]:
         """Values of ``members`` that something else reads."""
-        outputs = set(self.graph.outputs)
         found = []
         for node in members:
             for value in node.outputs:
-                if value in outputs or value in self.forced or self._read_outside(value, members):
+                if value in self.results or value in self.forced or self._read_outside(value, members):
                     found.append(value)
         return found
+
+    def _results(self, members: dict[Node, None]) -> list[Value]:
+        """What a kernel of ``members`` (in order) stores: the last value if nothing else reads any."""
+        return self.stored_outputs(members) or [list(members)[-1].outputs[0]]
 
     def _read_outside(self, value: Value, members: dict[Node, None]) -> bool:
         """Whether a node outside ``members`` reads the value, directly or through free nodes."""
@@ -159,36 +186,61 @@ class Fuser:
                 if user not in self.free:
                     return True
                 out = user.outputs[0]
-                if out in self.forced or out in self._graph_outputs:
+                if out in self.forced or out in self.results:
                     return True
                 if out not in seen:
                     seen.add(out)
                     stack.append(out)
         return False
 
-    @property
-    def _graph_outputs(self) -> set[Value]:
-        return set(self.graph.outputs)
-
-    def analyse(self, members: Iterable[Node], tied: Tied = ()) -> tuple[list[Value], Axes, Layout]:
-        """Axes and loops of a group of nodes; raises ``Refusal``."""
-        chosen = dict.fromkeys(sorted(members, key=self.position.__getitem__))
+    def analyse(self, members: Iterable[Node]) -> None:
+        """Raises ``Refusal`` if a group of nodes has no axes and loops."""
+        chosen = self._in_order(members)
         nodes = self.closure(chosen)
-        outputs = self.stored_outputs(chosen) or [list(chosen)[-1].outputs[0]]
-        axes = find_axes(nodes, self.outside(nodes), self.scope, tied)
-        return outputs, axes, plan(nodes, axes, outputs, self.scope)
+        outputs = self._results(chosen)
+        structure = self.structures.of(nodes, dict.fromkeys(chosen, 1), outputs, self.constants)
+        known = self.verdicts.get(structure.key)
+        if known is None:
+            known = ""
+            try:
+                axes = find_axes(nodes, self.outside(nodes), self.scope)
+                plan(nodes, axes, outputs, self.scope)
+            except Refusal as refusal:
+                known = structure.written(str(refusal))
+            self.verdicts[structure.key] = known
+        if known:
+            raise Refusal(structure.read(known))
+
+    def _in_order(self, nodes: Iterable[Node]) -> dict[Node, None]:
+        return dict.fromkeys(sorted(nodes, key=self.position.__getitem__))
 
     def complete(self, group: Group) -> None:
-        """Fills in a group's outputs, axes, layout and code; raises ``Refusal``."""
-        members = dict.fromkeys(sorted(group.nodes, key=self.position.__getitem__))
+        """Fills in a group's outputs, axes, layout, facts and code; raises ``Refusal``. Groups of one structure share what does not depend
+        on which values they have."""
+        members = self._in_order(group.nodes)
         nodes = self.closure(members)
-        outputs = self.stored_outputs(members) or [list(members)[-1].outputs[0]]
+        outputs = self._results(members)
+        structure = self.structures.of(nodes, dict.fromkeys(members, 1), outputs, self.constants, group.tied)
+        found = self.completed.get(structure.key)
+        if found is None:
+            try:
+                found = self._complete(group, nodes, outputs, structure)
+            except Refusal as refusal:
+                found = structure.written(str(refusal))
+            self.completed[structure.key] = found
+        if isinstance(found, str):
+            raise Refusal(structure.read(found))
+        group.outputs, group.axes, group.layout, group.facts = outputs, found.axes, found.layout, found.facts
+        if found.code is not None:
+            group.code = found.code.over(dict(zip(found.values, structure.values, strict=True)))
+
+    def _complete(self, group: Group, nodes: list[Node], outputs: list[Value], structure: Structure) -> Completed:
         stored = self.outside(nodes)
-        axes = find_axes(nodes, stored, self.scope, group.tied)
-        layout = plan(nodes, axes, outputs, self.scope)
-        if self.lower is not None:
-            group.code = self.lower(group.nodes, outputs, axes, layout, stored)
-        group.outputs, group.axes, group.layout = outputs, axes, layout
+        with self.scope.recording() as used:
+            axes = find_axes(nodes, stored, self.scope, group.tied)
+            layout = plan(nodes, axes, outputs, self.scope)
+            code = None if self.lower is None else self.lower(group.nodes, outputs, axes, layout, stored)
+        return Completed(tuple(structure.values), axes, layout, used.lines(), code)
 
     # --- single nodes ---------------------------------------------------------------------------------------------------------------
     def seed(self) -> None:
@@ -355,21 +407,32 @@ class Fuser:
         return changed
 
     def _siblings(self) -> None:
-        """Merges products that read one operand and do not depend on each other."""
-        merged = True
-        while merged:
-            merged = False
-            found = [(g, self._operands(g)) for g in self.groups() if products(g)]
-            for k, (second, theirs) in enumerate(found):
-                for first, mine in found[:k]:
-                    shared = next((v for v in mine if v in theirs), None)
-                    if shared is None or not SIBLINGS.allowed(self, first, second):
-                        continue
-                    if self._merge(first, second, shared, SIBLINGS):
-                        merged = True
-                        break
-                if merged:
+        """Merges products that read one operand and do not depend on each other: each with the first before it that it can join. What has
+        been merged stands where the first was and is looked at again."""
+        order: list[Group | None] = [g for g in self.groups() if products(g)]
+        place = {g: k for k, g in enumerate(order) if g is not None}
+        operands = {g: self._operands(g) for g in place}
+        readers: dict[Value, list[Group]] = {}
+        for g, values in operands.items():
+            for value in values:
+                readers.setdefault(value, []).append(g)
+        k = 0
+        while k < len(order):
+            second = order[k]
+            near = [] if second is None else [g for v in operands[second] for g in readers[v] if place.get(g, k) < k]
+            for first in sorted(dict.fromkeys(near), key=place.__getitem__):
+                assert second is not None
+                shared = next(v for v in operands[first] if v in operands[second])
+                if SIBLINGS.allowed(self, first, second) and self._merge(first, second, shared, SIBLINGS):
+                    order[k], k = None, place.pop(first)
+                    del place[second]
+                    merged = order[k] = self.group_of[first.nodes[0]]
+                    place[merged], operands[merged] = k, self._operands(merged)
+                    for value in operands[merged]:
+                        readers[value].append(merged)
                     break
+            else:
+                k += 1
 
     def _operands(self, group: Group) -> dict[Value, None]:
         """What the products of a group read from memory, data movement aside."""
@@ -414,7 +477,7 @@ class Fuser:
 
     def _sibling_movement(self) -> None:
         """Merges kernels that only move data into results of one shape, such as past and new keys and values into the caches."""
-        for first, second in itertools.combinations(self.groups(), 2):
+        for first, second in itertools.combinations([g for g in self.groups() if movement(g)], 2):
             first, second = (self.group_of[g.nodes[0]] for g in (first, second))
             if first is second or not MOVEMENT.allowed(self, first, second):
                 continue
@@ -430,18 +493,38 @@ class Fuser:
             return "another kernel lies between them"
         if producer.shape is not None and producer.shape == consumer.shape:
             return ""  # one index for everything
+        tied = self._tied(producer, consumer, rule)
+        nodes = self.closure(members)
+        outputs = self._results(self._in_order(members))
+        marks = dict.fromkeys(producer.nodes, 1) | dict.fromkeys(consumer.nodes, 2)
+        structure = self.structures.of(nodes, marks, outputs, self.constants, tied, rule.strict)
+        known = self.verdicts.get(structure.key)
+        if known is not None:
+            return structure.read(known)
+        checked = nodes if rule.strict else [n for n in producer.nodes if expensive(n)]
+        reason = self._judge(list(members), nodes, outputs, tied, checked, rule.strict)
+        self.verdicts[structure.key] = structure.written(reason)
+        return reason
+
+    def _judge(
+        self,
+        members: list[Node],
+        nodes: list[Node],
+        outputs: list[Value],
+        tied: Tied,
+        checked: list[Node],
+        strict: bool,
+    ) -> str:
+        """Why ``members`` (``nodes`` with the free ones) are no good kernel; empty if they are. ``checked`` must not be repeated."""
+        stored = self.outside(nodes)
         try:
-            outputs, axes, layout = self.analyse(members, self._tied(producer, consumer, rule))
+            axes = find_axes(nodes, stored, self.scope, tied)
+            layout = plan(nodes, axes, outputs, self.scope)
+            reason = wasteful([n for n in checked if n not in self.free], outputs, axes, layout)
+            if not reason and strict and self.lower is not None:
+                self.lower(members, outputs, axes, layout, stored)
         except Refusal as refusal:
             return str(refusal)
-        merged = self.closure(members)
-        checked = merged if rule.strict else [n for n in producer.nodes if expensive(n)]
-        reason = wasteful([n for n in checked if n not in self.free], outputs, axes, layout)
-        if not reason and rule.strict and self.lower is not None:
-            try:
-                self.lower(list(members), outputs, axes, layout, self.outside(merged))
-            except Refusal as refusal:
-                return str(refusal)
         return reason
 
     def _cycle(self, members: dict[Node, None]) -> bool:
@@ -525,9 +608,7 @@ class Fuser:
         while dropped:  # what others read stays outside
             dropped = False
             for node in list(found):
-                if any(
-                    v in self.graph.outputs or v in self.forced or self._read_outside(v, members) for v in node.outputs
-                ):
+                if any(v in self.results or v in self.forced or self._read_outside(v, members) for v in node.outputs):
                     del found[node], members[node]
                     dropped = True
         if not any(n.op == "dot" for n in found) or not any(n.op in REDUCTIONS for n in found):
@@ -567,9 +648,7 @@ class Fuser:
         """Completes a group; one without a kernel form after all falls apart into what was merged last. (Its parts cannot form a cycle
         with other groups: whatever lay between them would have lain on a cycle through the group.)"""
         try:
-            with self.scope.recording() as used:
-                self.complete(group)
-            group.facts = used.lines()
+            self.complete(group)
         except Refusal as refusal:
             if not group.parts:
                 raise

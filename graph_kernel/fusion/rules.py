@@ -13,7 +13,8 @@ from graph_kernel.ir import Node, Value
 
 @dataclass(eq=False)
 class Group:
-    """Nodes of one kernel, the values it stores, and (once final) its axes and loops."""
+    """Nodes of one kernel, the values it stores, and (once final) its axes and loops: those of the first group that is equal but for its
+    values."""
 
     id: int
     nodes: list[Node]

@@ -12,6 +12,7 @@ from codegen.build import ProgramBuilder
 from codegen.structure import Structure
 from codegen.tileir import Imm, VInsn, VTile
 from dvm import pipeline
+from graph_kernel.fusion.fuse import Fuser
 from tests.must_show.exported import MODELS
 from vm import serialise
 
@@ -51,19 +52,24 @@ def bert() -> pipeline.Traced:
 def test_code_of_equal_structure_is_what_would_be_made_anew(
     make: Callable[[], pipeline.Traced], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = ProgramBuilder.__init__
+    builder, fuser = ProgramBuilder.__init__, Fuser.__init__
 
     def programs(kind: type[dict]) -> bytes:
-        def init(self: ProgramBuilder, *args: object, **kwargs: object) -> None:
-            made(self, *args, **kwargs)  # type: ignore[arg-type]
+        def init_builder(self: ProgramBuilder, *args: object, **kwargs: object) -> None:
+            builder(self, *args, **kwargs)  # type: ignore[arg-type]
             self.finished = kind()
 
-        monkeypatch.setattr(ProgramBuilder, "__init__", init)
+        def init_fuser(self: Fuser, *args: object, **kwargs: object) -> None:
+            fuser(self, *args, **kwargs)  # type: ignore[arg-type]
+            self.completed, self.verdicts = kind(), kind()
+
+        monkeypatch.setattr(ProgramBuilder, "__init__", init_builder)
+        monkeypatch.setattr(Fuser, "__init__", init_fuser)
         return serialise.dumps(make().compile(start=False).program)
 
     Counting.found = 0
     assert programs(Forgetful) == programs(Counting)
-    assert Counting.found > 20
+    assert Counting.found > 50
 
 
 def test_signed_zeros_are_different_code() -> None:
