@@ -109,6 +109,7 @@ def assemble(body: list[VInsn | VLoop], name: str) -> Assembled:
             for d in tile.dims
         ]
         fields = {"id": i, "space": int(tile.space), "address": tile.address, "dtype": isa.DTYPE_CODE[tile.dtype]}
+        fields["more"] = tile.places - 1
         out.insn("tile", fields, dims)
     out.body(body)
     out.words.append(0)

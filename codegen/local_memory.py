@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from codegen.tileir import VInsn, VLoop, VTile, walk
 from graph_kernel.fusion.axes import Refusal
@@ -14,6 +15,7 @@ from vm.chip import Chip
 ALIGN = 32  # bytes, the unified buffer's block
 VECTOR_SPAN, VECTOR_ROWS = 512, 4096
 CUBE_SPAN, CUBE_ROWS, CUBE_DEPTH = 256, 128, 512  # the first two fill L0C with float32
+PLACES = (4, 2)  # of a product's operands in L1: two hide a load behind a product, more also the latency of memory
 
 
 @dataclass
@@ -85,13 +87,36 @@ def _note_in_place(insn: VInsn, found: dict[VTile, Interval], loaded: set[VTile]
             found[dst].over.append(found[x])  # type: ignore[index]
 
 
+def turning(body: list[VInsn | VLoop]) -> list[VTile]:
+    """Tiles that can have several places: each is loaded into L1 by one instruction of a loop's body and read only there, behind it."""
+    found: list[VTile] = []
+
+    def visit(items: list[VInsn | VLoop], looped: bool) -> None:
+        loads = {x.fields["dst"]: i for i, x in enumerate(items) if isinstance(x, VInsn) and x.name == "load"}
+        for tile, at in loads.items():
+            assert isinstance(tile, VTile)
+            uses = [i for i, x in enumerate(items) if isinstance(x, VInsn) and tile in x.tiles()]
+            if looped and tile.space == isa.Space.L1 and len(uses) == count[tile] and uses[0] == at:
+                found.append(tile)
+        for item in items:
+            if isinstance(item, VLoop):
+                visit(item.body, True)
+
+    count: dict[VTile, int] = {}
+    for item in walk(body):
+        for tile in dict.fromkeys(item.tiles()) if isinstance(item, VInsn) else ():
+            count[tile] = count.get(tile, 0) + 1
+    visit(body, False)
+    return found
+
+
 def assign(live: list[Interval], loops: list[LoopAxis], capacity: dict[isa.Space, int], reuse: bool = False) -> bool:
     """Gives every tile an address; False if a memory overflows. With ``reuse`` results are written over operands that they are the last
     to need."""
     active: dict[isa.Space, list[tuple[int, int, int]]] = {s: [] for s in capacity}  # (address, end, last use)
     for item in live:
         space = item.tile.space
-        size = tile_bytes(item.tile, loops)
+        size = tile_bytes(item.tile, loops) * item.tile.places
         blocks = sorted(b for b in active[space] if b[2] >= item.first)
         address = _in_place(item, blocks) if reuse else -1
         if address < 0:
@@ -142,8 +167,9 @@ def _grow(
 def plan(body: list[VInsn | VLoop], loops: list[LoopAxis], chip: Chip) -> int:
     """Chooses the loops' chip tiles and all addresses; returns the bytes of unified buffer used.
 
-    Tiles grow by doubling while everything fits: those of vector code innermost loops first, those of products in turn.
-    Raises ``Refusal`` if not even single elements fit.
+    Tiles grow by doubling while everything fits: those of vector code innermost loops first, those of products in turn. Operands of a
+    product get several places in L1 where that leaves room for tiles of results as large as without: the next ones are loaded while the
+    cube works. Raises ``Refusal`` if not even single elements fit.
     """
     live = intervals(body)
     capacity = {
@@ -152,6 +178,47 @@ def plan(body: list[VInsn | VLoop], loops: list[LoopAxis], chip: Chip) -> int:
         isa.Space.L0C: chip.l0c_bytes,
     }
     cube = any(isinstance(item, VInsn) and item.name == "mmad" for item in walk(body))
+    _tile(live, loops, capacity, cube)
+    many = turning(body) if cube else []
+    if many:
+        _add_places(many, live, loops, capacity)
+    return max(
+        (item.tile.address + tile_bytes(item.tile, loops) for item in live if item.tile.space == isa.Space.UB),
+        default=0,
+    )
+
+
+def _add_places(
+    many: list[VTile], live: list[Interval], loops: list[LoopAxis], capacity: dict[isa.Space, int]
+) -> None:
+    """Gives these tiles as many places as there is room for, from the beginning of the kernel to its end."""
+    before, size = [loop.tile for loop in loops], _result(loops)
+    end = max(item.last for item in live)
+    longer = [replace(item, first=0, last=end) if item.tile in many else item for item in live]
+    longer.sort(key=lambda item: item.first)
+    for places in PLACES:
+        for tile in many:
+            tile.places = places
+        try:
+            _tile(longer, loops, capacity, True)
+        except Refusal:
+            continue
+        if _result(loops) >= size:
+            return
+    for tile in many:
+        tile.places = 1
+    for loop, n in zip(loops, before, strict=True):
+        loop.tile = n
+    assign(live, loops, capacity, True)
+
+
+def _result(loops: list[LoopAxis]) -> int:
+    """Elements of a step of all parallel loops."""
+    return math.prod(loop.tile for loop in loops if not loop.stage)
+
+
+def _tile(live: list[Interval], loops: list[LoopAxis], capacity: dict[isa.Space, int], cube: bool) -> None:
+    """Chooses the loops' chip tiles and the addresses."""
     for loop in loops:
         loop.tile = 1
     if not assign(live, loops, capacity, cube):
@@ -167,7 +234,3 @@ def plan(body: list[VInsn | VLoop], loops: list[LoopAxis], chip: Chip) -> int:
         for one in [(x, VECTOR_SPAN) for x in inner + stages] + [(x, VECTOR_ROWS) for x in rows]:
             _grow([one], live, loops, capacity, False)
     assign(live, loops, capacity, cube)
-    return max(
-        (item.tile.address + tile_bytes(item.tile, loops) for item in live if item.tile.space == isa.Space.UB),
-        default=0,
-    )

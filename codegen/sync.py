@@ -8,6 +8,8 @@ clock by all that the setting pipe knew. Vector instructions overlap each other,
 A loop's body is then walked a second time behind the first: what depends on the iteration before takes a loop-carried ("back") event. Such
 an event also orders the last iteration before the first one of the next run of the loop, so loops around it need nothing for it.
 
+A tile of several places is not ordered by such edges but by tokens (``_tokens``), so that loads run ahead of what uses them.
+
 A pair of pipes has eight events. Loop-carried ones hold theirs throughout the kernel. The others may share one if each waits before the
 next one sets. Where they run out, events of a body that overlap are merged, and at last the wait is moved to right behind its set.
 """
@@ -42,6 +44,7 @@ class Edge:
     back: bool
     event: int = -1
     tight: bool = False  # the wait directly follows the set
+    ahead: int = 0  # of a tile of so many places: each wait takes the set of so many steps before, the first ones what the kernel set
     dropped: bool = False  # merged into another one
 
 
@@ -72,9 +75,12 @@ def insert(body: list[Item], loops: list[LoopAxis]) -> list[Item]:
     overlaps = _overlaps(root, loops)
     for one in _all(root):
         _Walk(one, overlaps).run()
+        one.edges += _tokens(one)
     _number(root, 0)
     _allocate(root)
-    return _emit(root)
+    tokens = {(e.source, e.target): e for one in _all(root) for e in one.edges if e.ahead}
+    sets, waits = ([_sync(name, e) for e in tokens.values() for _ in range(e.ahead)] for name in ("set", "wait"))
+    return [*sets, *_emit(root), *waits]
 
 
 # --- structure -------------------------------------------------------------------------------------------------------------------
@@ -125,7 +131,7 @@ def _overlaps(root: Body, loops: list[LoopAxis]) -> dict[VTile, list[VTile]]:
         for other, _ in active:
             found[tile].append(other)
             found[other].append(tile)
-        active.append((tile, tile.address + tile_bytes(tile, loops)))
+        active.append((tile, tile.address + tile_bytes(tile, loops) * tile.places))
     return found
 
 
@@ -186,8 +192,8 @@ class _Walk:
         out: dict[Pipe, int] = {}
         inner = self.body.inner.get(j)
         for tile, pipes in self.body.touched[j].items():
-            if pipe not in pipes:
-                continue
+            if pipe not in pipes or (tile.places > 1 and pipes[pipe]):
+                continue  # what is written into one of several places waits for a token
             for other in self.overlaps[tile]:
                 for history in (self.writes, self.reads) if pipes[pipe] else (self.writes,):
                     for source, producers in history.get(other, {}).items():
@@ -205,6 +211,23 @@ class _Walk:
         message[edge.source] = at
         clock = self.clocks[edge.target]
         clock[:] = map(max, clock, message)
+
+
+def _tokens(body: Body) -> list[Edge]:
+    """For tiles of n places that the body loads: a place may be loaded again when what read it n loads ago is done. The reading pipe sets
+    an event after every step; n sets at the kernel's beginning let the first loads go, n waits at its end take what is left. The tiles of
+    a kernel share one such event a pair of pipes: pipes work in order, so that it stands for all that was done before."""
+    found: dict[Pair, Edge] = {}
+    for j, item in enumerate(body.items):
+        for tile in item.tiles() if isinstance(item, VInsn) and item.name == "load" else ():
+            if tile.places == 1:
+                continue
+            target = pipe_of(item)
+            for i in range(j + 1, len(body.items)):
+                for source in body.touched[i].get(tile, ()):
+                    edge = found.setdefault((source, target), Edge(source, target, i, j, False, ahead=tile.places))
+                    edge.producer = max(edge.producer, i)
+    return list(found.values())
 
 
 def _settled(body: Body, i: int, tile: VTile, source: Pipe, pipe: Pipe) -> bool:
@@ -249,12 +272,15 @@ def _allocate(root: Body) -> None:
     bodies = list(_all(root))
     pairs = sorted({(e.source, e.target) for body in bodies for e in body.edges})
     for pair in pairs:
-        back = _allocate_back(bodies, pair)
-        _allocate_forward(bodies, pair, list(range(back, isa.EVENTS - 1)))
+        free = _allocate_back(bodies, pair)
+        tokens = [e for body in bodies for e in body.edges if (e.source, e.target) == pair and e.ahead]
+        for edge in tokens:
+            edge.event = free
+        _allocate_forward(bodies, pair, list(range(free + bool(tokens), isa.EVENTS - 1)))
 
 
 def _edges(body: Body, pair: Pair, back: bool) -> list[Edge]:
-    return [e for e in body.edges if (e.source, e.target) == pair and e.back == back and not e.dropped]
+    return [e for e in body.edges if (e.source, e.target) == pair and e.back == back and not (e.dropped or e.ahead)]
 
 
 def _allocate_back(bodies: list[Body], pair: Pair) -> int:

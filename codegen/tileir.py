@@ -23,6 +23,7 @@ class VTile:
     space: isa.Space = isa.Space.UB
     id: int = -1
     address: int = -1
+    places: int = 1  # as of ``vm.decode.Tile``
 
 
 @dataclass(frozen=True)

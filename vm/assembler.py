@@ -4,6 +4,7 @@ A *template* is what ``vm.disassembler.template_text`` prints, from ``template N
 beginning of a line may be left out. One instruction a line::
 
     tile  t0: float32[axis0 32, 8] UB@0          dims are sizes, or an axis and the most that a step of its loop covers
+    tile  t1: float32[axis0 32] UB@1024 x2       two places, one behind the other, in turn
     loop  axis=0 kind=PARALLEL tile=32 trips={p0} extent={p1}
     load  dst=t0 address=#0  ; set=V:0           #0 is buffer 0, {p0} parameter 0; after ";" come events and barrier
     | dim=0 step=8 div=1 stride=1                the terms of the access before
@@ -51,7 +52,7 @@ from vm.program import (
 )
 
 _DTYPES = {d.name: code for d, code in isa.DTYPE_CODE.items()}
-_TILE = re.compile(r"t(\d+): (\w+)\[([^\]]*)\] (\w+)@(\d+)")
+_TILE = re.compile(r"t(\d+): (\w+)\[([^\]]*)\] (\w+)@(\d+)(?: x(\d+))?")
 _HOLE = re.compile(r"\{p(\d+)\}")
 _SYNC_NAMES = ("wait", "back_wait", "set", "back_set")
 
@@ -190,10 +191,11 @@ def _parse_tile(out: _Insn, text: str) -> _Insn:
     match = _TILE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not like 't0: float32[axis0 32, 8] UB@0'")
-    number, dtype, dims, space, address = match.groups()
+    number, dtype, dims, space, address, places = match.groups()
     if dtype not in _DTYPES or space not in isa.Space.__members__:
         raise ValueError(f"no type {dtype} or no memory {space} exists")
     out.fields = {"id": number, "space": str(int(isa.Space[space])), "address": address, "dtype": str(_DTYPES[dtype])}
+    out.fields["more"] = str(int(places or 1) - 1)
     for dim in dims.split(",") if dims.strip() else []:
         parts = dim.split()
         axis = str(isa.NO_AXIS) if len(parts) == 1 else parts[0].removeprefix("axis")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -63,13 +64,38 @@ class Loop:
 
 @dataclass(frozen=True)
 class Tile:
-    """A declared tile. ``dims`` are (size, axis): with an axis, size is the most that a step of its loop covers."""
+    """A declared tile. ``dims`` are (size, axis): with an axis, size is the most that a step of its loop covers.
+
+    A tile may have several ``places``, one behind the other: an instruction that writes it without reading it moves on to the next one
+    (the first writes the first, after the last comes the first), and those behind it in the program mean that place. So a load can fill
+    one place while an earlier step still works on another.
+    """
 
     id: int
     space: isa.Space
     address: int
     dtype: np.dtype
     dims: tuple[tuple[int, int], ...]
+    places: int = 1
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one place at the tile's largest extent."""
+        return self.dtype.itemsize * math.prod(size for size, _ in self.dims)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one place to the next."""
+        return -(-self.bytes // isa.LOCAL_BLOCK) * isa.LOCAL_BLOCK
+
+    @property
+    def end(self) -> int:
+        """The address behind the last place."""
+        return self.address + (self.places - 1) * self.stride + self.bytes
+
+    def at(self, place: int) -> Tile:
+        """The tile at one of its places, as a tile of one."""
+        return replace(self, address=self.address + place * self.stride, places=1)
 
 
 @dataclass(eq=False)
@@ -133,7 +159,8 @@ def _declare(op: Op, tiles: dict[int, Tile]) -> None:
         if not isinstance(size, int) or not isinstance(axis, int):
             raise ProgramError(f"word {op.at}: dims of tile {number} must be fixed")
         dims.append((size, axis))
-    tiles[number] = Tile(number, isa.Space(space), op.fixed("address"), isa.DTYPES[dtype], tuple(dims))
+    address, places = op.fixed("address"), 1 + op.fixed("more")
+    tiles[number] = Tile(number, isa.Space(space), address, isa.DTYPES[dtype], tuple(dims), places)
 
 
 def decode(template: Template) -> Kernel:

@@ -209,7 +209,8 @@ def _tile(words: np.ndarray, at: int, tail: Sequence[int]) -> str:
         dims.append(str(n) if a == isa.NO_AXIS else f"axis{a} {n}")
     dtype = isa.DTYPES[fields["dtype"]].name if fields["dtype"] < len(isa.DTYPES) else f"dtype{fields['dtype']}"
     space = isa.Space(fields["space"]).name if fields["space"] < len(isa.Space) else f"space{fields['space']}"
-    return f"t{fields['id']}: {dtype}[{', '.join(dims)}] {space}@{fields['address']}"
+    places = f" x{fields['more'] + 1}" if fields["more"] else ""
+    return f"t{fields['id']}: {dtype}[{', '.join(dims)}] {space}@{fields['address']}{places}"
 
 
 def _term(base: int, insn: isa.Insn, show: Callable[[int, isa.Field], str]) -> str:

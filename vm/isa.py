@@ -50,6 +50,9 @@ class Space(IntEnum):
     L0C = 2
 
 
+LOCAL_BLOCK = 32  # bytes: places of tiles in local memory begin at multiples of it
+
+
 class LoopKind(IntEnum):
     """Iterations of a PARALLEL loop are independent; those of a REDUCE loop accumulate and run in ascending order."""
 
@@ -190,8 +193,9 @@ _insn(
         Field("space", 1, 10, 2),
         Field("address", 1, 12, 20),
         Field("dtype", 1, 32, 4),
+        Field("more", 1, 36, 3),
     ),
-    "Declares a tile: local memory, byte address, dtype, and one tail item a dim (outermost first).",
+    "Declares a tile: local memory, byte address, dtype, `more` further places behind the first, one tail item a dim (outermost first).",
     "control",
     tail=(Field("size", 0, 0, 32), Field("axis", 0, 32, 4)),
     tail_words=1,
@@ -381,6 +385,12 @@ def tiles_read(insn: Insn, fields: Mapping[str, Any], tail: Sequence[Mapping[str
             if f.kind == "tile" and (f.name != "index" or item["gather"]):
                 out.append(item[f.name])
     return out
+
+
+def tiles_renewed(insn: Insn, fields: Mapping[str, Any], tail: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The tile operands that an instruction writes without reading them: where one has several places, it moves on to the next."""
+    read = tiles_read(insn, fields, tail)
+    return [number for number in tiles_written(insn, fields) if number not in read]
 
 
 def tiles_written(insn: Insn, fields: Mapping[str, Any]) -> list[Any]:

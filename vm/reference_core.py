@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from vm.chip import Chip
 from vm.decode import Address, Kernel, Loop, Op, Tile, operations
 from vm.errors import Hazard, ProgramError
 from vm.isa import Pipe
-from vm.reference_memory import NOBODY, PIPES, Access, Arena, Fault, Local, declared_bytes
+from vm.reference_memory import NOBODY, PIPES, Access, Arena, Fault, Local
 
 Event = tuple[Pipe, Pipe, int]  # from, to, number
 QUEUED = tuple(p for p in Pipe if p != Pipe.S)
@@ -77,6 +77,23 @@ class Task:
     first: bool  # execution of the instruction on this core
     last: bool
     stores: bool  # whether this core stores here
+    places: Mapping[int, int] = field(default_factory=dict)  # the places of tiles that have several
+
+
+class Places:
+    """Where the tiles of several places are, instruction by instruction in the order of issue."""
+
+    def __init__(self, tiles: Iterable[Tile]) -> None:
+        self.many = {tile.id: tile.places for tile in tiles if tile.places > 1}
+        self.now: Mapping[int, int] = {}
+
+    def issue(self, ready: Ready) -> Mapping[int, int]:
+        """The places for an instruction: tiles that it writes without reading them are at the next one."""
+        if self.many:
+            renewed = [t for t in isa.tiles_renewed(ready.insn, ready.fields, ready.tail) if t in self.many]
+            if renewed:
+                self.now = {**self.now, **{t: (self.now.get(t, -1) + 1) % self.many[t] for t in renewed}}
+        return self.now
 
 
 def prepare(kernel: Kernel, words: np.ndarray, regions: Sequence[Any]) -> list[Ready | ReadyLoop]:
@@ -303,7 +320,7 @@ class Cores:
         }
         ends = dict.fromkeys(isa.Space, 0)
         for tile in kernel.tiles.values():
-            ends[tile.space] = max(ends[tile.space], tile.address + declared_bytes(tile))
+            ends[tile.space] = max(ends[tile.space], tile.end)
         self.memory = {space: Local(space, capacity[space], ends[space]) for space in isa.Space}
         self.ns = semantics.NumpyNamespace()
         self.axes: dict[int, tuple[int, int]] = {}
@@ -343,6 +360,7 @@ class Cores:
 
     def _core(self, body: list[Ready | ReadyLoop], core: int, cores: int) -> None:
         self.pipes = Pipes(self.execute, self.chip.issue.queue_depth, self.first + core)
+        self.places = Places(self.kernel.tiles.values())
         self._block(body, True, True, outermost(core, cores), core == 0)
         self.pipes.finish()
 
@@ -350,7 +368,7 @@ class Cores:
         """``share`` gives what this core takes of the parallel loops, ``stores`` is whether it stores outside of them."""
         for item in body:
             if isinstance(item, Ready):
-                self.pipes.issue(Task(item, dict(self.axes), first, last, stores))
+                self.pipes.issue(Task(item, dict(self.axes), first, last, stores, self.places.issue(item)))
                 continue
             parallel = item.kind == isa.LoopKind.PARALLEL
             begin, end, inner = share(item) if parallel else (0, item.trips, 1)
@@ -416,7 +434,8 @@ class Execution:
         return self.task.ready.fields[name]
 
     def tile(self, number: int) -> Tile:
-        return self.cores.kernel.tiles[number]
+        tile = self.cores.kernel.tiles[number]
+        return tile if tile.places == 1 else tile.at(self.task.places.get(number, 0))
 
     def shape(self, tile: Tile) -> list[int]:
         """The tile's extent in this step of the loops."""
@@ -464,4 +483,4 @@ class Execution:
         value = np.asarray(value)
         if list(value.shape) != shape or value.dtype != tile.dtype:
             raise Fault("mismatch", f"tile {tile.id} is {tile.dtype}{shape} and gets {value.dtype}{list(value.shape)}")
-        self.cores.memory[tile.space].write(tile, value, declared_bytes(tile), self.access, undefined)
+        self.cores.memory[tile.space].write(tile, value, tile.bytes, self.access, undefined)

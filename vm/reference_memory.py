@@ -229,11 +229,3 @@ class Arena:
             other = _first_unordered(codes[at], access)
             if other is not None:
                 raise Fault("race", f"{access.pipe.name} {does}, where the {kind} of {name_of(other)} may be under way")
-
-
-def declared_bytes(tile: Tile) -> int:
-    """Bytes of a tile at its largest extent."""
-    n = tile.dtype.itemsize
-    for size, _ in tile.dims:
-        n *= size
-    return n

@@ -80,6 +80,8 @@ class Core:
         depth = self.chip.issue.queue_depth
         self.starts = [deque([], depth) for _ in Pipe]
         self.waiting = [deque() for _ in Pipe]
+        # Steps after which loads wait for what earlier steps set: tiles of several places begin empty.
+        self.settled = 2 + max((tile.places for tile in self.kernel.tiles.values()), default=1)
         self._costs: dict[tuple, Transfer | Vector | Product | float] = {}
         self._axes: dict[int, tuple[int, ...]] = {}
 
@@ -125,7 +127,7 @@ class Core:
             if self.exact or len(steps) - k < 3:
                 continue
             seen.append((list(self.done), list(self.busy)))
-            if k < 3 or any(self.waiting):
+            if k < self.settled or any(self.waiting):
                 continue
             period, cycles = self._period(seen, entry_busy)
             if period:

@@ -11,14 +11,14 @@ import numpy as np
 from vm import isa, stacking, verifier_order, verifier_types
 from vm.binder import BoundProgram
 from vm.chip import Chip
-from vm.decode import Address, Kernel, Loop, Op, Tile, decode, operations, stored_buffers
+from vm.decode import Address, Kernel, Loop, Op, decode, operations, stored_buffers
 from vm.disassembler import kernel_steps
 from vm.dtypes import dtype_of, item_size
 from vm.errors import DvmError, Hazard, ProgramError
 from vm.program import WRITABLE, Program, Template
 from vm.program.stages import stages
 
-ALIGNMENT = 32  # bytes, of tiles in local memory
+ALIGNMENT = isa.LOCAL_BLOCK  # bytes, of tiles in local memory
 MAX_STEPS = 1 << 28  # of all loops of a kernel together
 
 
@@ -52,7 +52,7 @@ def verify_template(template: Template, chip: Chip) -> Kernel:
         isa.Space.L0C: chip.l0c_bytes,
     }
     for tile in kernel.tiles.values():
-        end = tile.address + tile_bytes(tile)
+        end = tile.end
         if tile.address % ALIGNMENT or end > capacity[tile.space]:
             raise ProgramError(
                 f"tile {tile.id} covers bytes {tile.address} to {end} of {tile.space.name}, which has {capacity[tile.space]} and "
@@ -65,14 +65,6 @@ def verify_template(template: Template, chip: Chip) -> Kernel:
     _Definitions(kernel).run()
     verifier_order.check(kernel, template, chip)
     return kernel
-
-
-def tile_bytes(tile: Tile) -> int:
-    """Bytes of a tile at its largest extent."""
-    n = tile.dtype.itemsize
-    for size, _ in tile.dims:
-        n *= size
-    return n
 
 
 def _known_bits(template: Template) -> None:
@@ -145,8 +137,8 @@ class _Definitions:
                 for u in tiles
                 if u.id != t.id
                 and u.space == t.space
-                and u.address < t.address + tile_bytes(t)
-                and t.address < u.address + tile_bytes(u)
+                and u.address < t.end
+                and t.address < u.end
             ]
             for t in tiles
         }
