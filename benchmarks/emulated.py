@@ -11,7 +11,7 @@ other, "stacked" is what the product does: independent kernels side by side. "Tr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import dvm
 from dvm import models, pipeline
 from dvm.program import CompiledProgram
 from vm import timing
+from vm.chip import Chip
 from vm.timing import ProgramTime
 
 MODELS = Path(__file__).parents[1] / "tests" / "data" / "models"
@@ -144,21 +145,27 @@ def kernel_rows() -> Iterator[Row]:
 
 
 def large_kernels() -> Iterator[dict[str, Any]]:
-    """How near large kernels come to the model's peaks, and what binds."""
+    """How near large kernels come to the peaks of each chip's model, and what binds. ``cube`` is the share of the multiply-adds that all
+    cube cores could do in that time."""
     m, n = dvm.Dim("m", max=8192), dvm.Dim("n", max=1 << 30)
-    cases: Mapping[str, tuple[Compile, dict[str, int]]] = {
-        "add, 2^28 float32": (of_function(jnp.add, *[dvm.spec("n", jnp.float32, n=n)] * 2), {"n": 1 << 28}),
-        "matmul 4096^3 float16": (
-            of_function(jnp.dot, dvm.spec("m, 4096", jnp.float16, m=m), dvm.spec("4096, 4096", jnp.float16)),
-            {"m": 4096},
-        ),
-    }
-    for name, (compile_, dims) in cases.items():
-        prog = compile_(True)
-        (kernel,) = timing.emulate(prog.program, prog.bind(dims)).kernels
-        yield {"case": name, "us": kernel.us, "bound": kernel.bound, **{k: kernel.utilisation[k] for k in BUSY}}
+    add = jnp.add, (dvm.spec("n", jnp.float32, n=n),) * 2
+    product = jnp.dot, (dvm.spec("m, 4096", jnp.float16, m=m), dvm.spec("4096, 4096", jnp.float16))
+    for chip in CHIPS:
+        found = Chip.load(chip)
+        peak = found.cube_cores * found.cube.m * found.cube.n * found.cube_k(2)
+        for name, (fn, specs), sizes in (
+            ("add, 2^28 float32", add, {"n": 1 << 28}),
+            ("matmul 4096^3 float16", product, {"m": 4096}),
+            ("matmul 8192 x 4096 x 4096 float16", product, {"m": 8192}),
+        ):
+            prog = pipeline.from_function(fn, specs, {}).compile(start=False, options={"chip": chip})
+            (kernel,) = timing.emulate(prog.program, prog.bind(sizes)).kernels
+            busy = {k: kernel.utilisation[k] for k in BUSY}
+            cube = kernel.flops / 2 / kernel.cycles / peak if kernel.utilisation["M"] else 0.0
+            yield {"case": name, "chip": chip, "us": kernel.us, "bound": kernel.bound, "cube": cube, **busy}
 
 
+CHIPS = ("910B1", "910B2", "910B3", "910B4")
 BUSY = ("HBM", "L2", "M", "MTE1", "MTE2", "V")
 
 
@@ -204,10 +211,11 @@ def main(as_json: bool) -> None:
         click.echo(json.dumps(data, indent=2))
         return
     busy = Table(title="emulated time, share of the model's peaks")
-    for name in ("case", "us", "bound", *(f"{k} %" for k in BUSY)):
+    for name in ("case", "chip", "us", "bound", *(f"{k} %" for k in ("cube", *BUSY))):
         busy.add_column(name)
     for one in data["large"]:
-        busy.add_row(one["case"], f"{one['us']:,.1f}", one["bound"], *(f"{100 * one[k]:.0f}" for k in BUSY))
+        shares = (f"{100 * one[k]:.0f}" for k in ("cube", *BUSY))
+        busy.add_row(one["case"], one["chip"], f"{one['us']:,.1f}", one["bound"], *shares)
     console.print(busy)
 
 

@@ -88,19 +88,21 @@ def _note_in_place(insn: VInsn, found: dict[VTile, Interval], loaded: set[VTile]
 
 
 def turning(body: list[VInsn | VLoop]) -> list[VTile]:
-    """Tiles that can have several places: each is loaded into L1 by one instruction of a loop's body and read only there, behind it."""
+    """Tiles that can have several places: each is loaded into L1 by one instruction of an innermost loop and read only there, behind it."""
     found: list[VTile] = []
 
     def visit(items: list[VInsn | VLoop], looped: bool) -> None:
+        inner = [item for item in items if isinstance(item, VLoop)]
+        for item in inner:
+            visit(item.body, True)
+        if inner or not looped:
+            return
         loads = {x.fields["dst"]: i for i, x in enumerate(items) if isinstance(x, VInsn) and x.name == "load"}
         for tile, at in loads.items():
             assert isinstance(tile, VTile)
             uses = [i for i, x in enumerate(items) if isinstance(x, VInsn) and tile in x.tiles()]
-            if looped and tile.space == isa.Space.L1 and len(uses) == count[tile] and uses[0] == at:
+            if tile.space == isa.Space.L1 and len(uses) == count[tile] and uses[0] == at:
                 found.append(tile)
-        for item in items:
-            if isinstance(item, VLoop):
-                visit(item.body, True)
 
     count: dict[VTile, int] = {}
     for item in walk(body):
@@ -188,9 +190,7 @@ def plan(body: list[VInsn | VLoop], loops: list[LoopAxis], chip: Chip) -> int:
     )
 
 
-def _add_places(
-    many: list[VTile], live: list[Interval], loops: list[LoopAxis], capacity: dict[isa.Space, int]
-) -> None:
+def _add_places(many: list[VTile], live: list[Interval], loops: list[LoopAxis], capacity: dict[isa.Space, int]) -> None:
     """Gives these tiles as many places as there is room for, from the beginning of the kernel to its end."""
     before, size = [loop.tile for loop in loops], _result(loops)
     end = max(item.last for item in live)

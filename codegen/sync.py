@@ -222,6 +222,7 @@ def _tokens(body: Body) -> list[Edge]:
         for tile in item.tiles() if isinstance(item, VInsn) and item.name == "load" else ():
             if tile.places == 1:
                 continue
+            assert isinstance(item, VInsn)
             target = pipe_of(item)
             for i in range(j + 1, len(body.items)):
                 for source in body.touched[i].get(tile, ()):

@@ -24,6 +24,11 @@ Operands are *tiles*: `tile` declares one, with its place in local memory, its d
 *axis*, the index of an enclosing `loop`, whose tile is then the dim's extent. So the words say which part of a tile moves with which loop,
 and an executor may run many iterations of a parallel loop as one wider tile.
 
+A tile may have several *places* (`more` of them behind the first, each a multiple of 32 bytes): an instruction that writes it without
+reading it moves on to the next one, and those that follow in the order of issue mean that place; after the last comes the first. So the
+next operands are loaded while the unit works on the ones before. What orders this are counted events: as many sets before the loops as
+there are places, one wait a load, one set when a place is free again, and as many waits behind the loops.
+
 A field whose value depends on a dimension is a *hole*: the template lists it as a patch (word, lowest bit, width, parameter), and
 binding writes the parameter's value there. `{p0}` in a listing is such a hole. An address is a relocation: binding writes the buffer's
 space, item size and first lane row (128 elements) there; `#0` in a listing is the step's buffer 0.

@@ -133,12 +133,7 @@ class _Definitions:
         tiles = list(kernel.tiles.values())
         self.overlaps: dict[int, list[int]] = {
             t.id: [
-                u.id
-                for u in tiles
-                if u.id != t.id
-                and u.space == t.space
-                and u.address < t.end
-                and t.address < u.end
+                u.id for u in tiles if u.id != t.id and u.space == t.space and u.address < t.end and t.address < u.end
             ]
             for t in tiles
         }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import jax.numpy as jnp
 import onnx.parser
 import pytest
 
+import dvm
 from dvm import pipeline
-from tests.vm.emulated import program, time_of
+from tests.vm.emulated import compiled, program, time_of
 from vm.chip import Chip
 from vm.isa import Pipe
 
@@ -66,6 +68,19 @@ def test_a_large_elementwise_kernel_is_bound_by_hbm() -> None:
     assert kernel.utilisation["HBM"] >= 0.85
     peak = CHIP.hbm_bytes_per_second * CHIP.bandwidth.sustained_ratio
     assert 12 * (1 << 28) / peak <= kernel.us / 1e6 <= 12 * (1 << 28) / peak / 0.85
+
+
+@pytest.mark.parametrize("chip", ["910B1", "910B2", "910B3", "910B4"])
+def test_a_large_product_keeps_the_cube_busy(chip: str) -> None:
+    n = 4096
+    specs = dvm.spec(f"m, {n}", jnp.float16, m=dvm.Dim("m", max=1 << 14)), dvm.spec(f"{n}, {n}", jnp.float16)
+    prog = compiled(jnp.dot, *specs, chip=chip)
+    for m in (4096, 8192):
+        (kernel,) = time_of(prog, m=m).kernels
+        found = Chip.load(chip)
+        peak = found.cube_cores * found.cube.m * found.cube.n * found.cube_k(2)  # multiply-adds a cycle
+        assert kernel.flops == 2 * m * n * n
+        assert kernel.flops / 2 / kernel.cycles >= 0.85 * peak, (m, kernel.utilisation)
 
 
 def test_time_grows_with_the_work() -> None:
