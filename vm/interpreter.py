@@ -8,7 +8,7 @@ table in one call.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -41,6 +41,7 @@ class Interpreter:
         self.held: dict[int, Any] = {}  # pinned input -> the jax.Array that stands in memory
         self.constants_ready = False
         self.codes: WeakKeyDictionary[BoundProgram, dict[tuple[int, ...], list[Code]]] = WeakKeyDictionary()
+        self.planned: WeakKeyDictionary[BoundProgram, dict[Hashable, tuple[Code, list[Place]]]] = WeakKeyDictionary()
         self._pinned_starts, self._pinned_words = self._lay_out_pinned()
 
     # --- memory -------------------------------------------------------------------------------------------------------------------
@@ -145,12 +146,20 @@ class Interpreter:
         known = self.codes.setdefault(bound, {})
         key = tuple(s.index for s in segments)
         if key not in known:
-            parts = [
-                ic.plan(s.kernel, bound.kernel_words(s.index), [self.place(b, bound, starts) for b in s.step.buffers])
-                for s in segments
-            ]
-            known[key] = _joined(parts)
+            known[key] = _joined([self._planned(s, bound, starts) for s in segments])
         return known[key]
+
+    def _planned(self, segment: Segment, bound: BoundProgram, starts: Mapping[Key, int]) -> Code:
+        """A kernel's table. Of kernels that differ only in where their buffers lie, as in equal layers, one is planned."""
+        step = segment.step
+        places = [self.place(b, bound, starts) for b in step.buffers]
+        planned = self.planned.setdefault(bound, {})
+        key = (step.template, bound.values(step.params), tuple((p.wide, p.dtype) for p in places))
+        if key not in planned:
+            counters.add("interpreter_plans")
+            planned[key] = (ic.plan(segment.kernel, bound.kernel_words(segment.index), places), places)
+        code, first = planned[key]
+        return code if first is places else code.moved(first, places)
 
     def run(self, codes: Sequence[Code]) -> None:
         """Runs tables one after the other."""
@@ -169,18 +178,21 @@ class Interpreter:
 
 
 def _joined(parts: Sequence[Code]) -> list[Code]:
-    """Tables one after the other, split where they exceed the image's memories."""
+    """Tables one after the other, split where they exceed the image's memories. Codes that are moved share their table memory."""
     out: list[list[Code]] = []
     rows = words = 0
+    tables: set[Code] = set()
     for part in parts:
-        fits = rows + len(part.rows) < interpreter_image.CODE_ROWS
-        fits = fits and words + len(part.table) <= interpreter_image.TABLE_WORDS
+        more = 0 if (part.first or part) in tables else len(part.table)
+        fits = rows + len(part.rows) < interpreter_image.CODE_ROWS and words + more <= interpreter_image.TABLE_WORDS
         if not out or not fits:
             out.append([])
-            rows = words = 0
+            rows, words, more = 0, 0, len(part.table)
+            tables.clear()
         out[-1].append(part)
+        tables.add(part.first or part)
         rows += len(part.rows)
-        words += len(part.table)
+        words += more
     return [_join(group) for group in out]
 
 
@@ -188,14 +200,18 @@ def _join(group: Sequence[Code]) -> Code:
     if len(group) == 1:
         return group[0]
     rows, at, table = [], 0, 0
+    starts: dict[Code, int] = {}
     for code in group:
+        first = code.first or code
+        if first not in starts:
+            starts[first] = table
+            table += len(code.table)
         moved = code.rows.copy()
-        moved[:, io.T] += table
+        moved[:, io.T] += starts[first]
         moved[:, io.TARGET] += at
         rows.append(moved)
         at += len(moved)
-        table += len(code.table)
-    return Code(np.concatenate(rows), np.concatenate([code.table for code in group]))
+    return Code(np.concatenate(rows), np.concatenate([code.table for code in starts]))
 
 
 def source_of(buffer: Any) -> tuple[str, int]:

@@ -74,8 +74,10 @@ class Moving:
 
 @dataclass
 class Resolved:
-    """An access: scalar base (``const`` and a coefficient per axis), an offset array per dim, what else is known, what is not."""
+    """An access of a buffer: scalar base (``const``, with the buffer's first word, and a coefficient per axis), an offset array per dim,
+    what else is known, what is not."""
 
+    buffer: int
     const: int
     coefs: dict[int, int]
     along: list[np.ndarray]
@@ -107,9 +109,8 @@ class Access:
         address = op.fields["address"]
         assert isinstance(address, Address)
         place = p.places[address.buffer]
-        r = Resolved(
-            place.start + p.value(op.fields["offset"]), {}, [np.zeros(n, np.int64) for n in tile.sizes], None, False, []
-        )
+        along = [np.zeros(n, np.int64) for n in tile.sizes]
+        r = Resolved(address.buffer, place.start + p.value(op.fields["offset"]), {}, along, None, False, [])
         group: list[dict[str, Any]] = []
         for raw in op.tail:
             term = {k: p.value(v) for k, v in raw.items()}
@@ -174,7 +175,8 @@ class Access:
 
     # --- rows ---------------------------------------------------------------------------------------------------------------------
     def scalar(self, row: list[int], r: Resolved) -> None:
-        """The block's base as the row's scalar."""
+        """The block's base as the scalar of ``row``, the last one."""
+        self.p.addressed.append((len(self.p.rows) - 1, r.buffer))
         row[io.A] = r.const
         for axis, factor in r.coefs.items():
             row[io.COEF + axis] = factor

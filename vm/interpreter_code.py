@@ -36,12 +36,22 @@ class Place:
     dtype: np.dtype
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Code:
-    """A kernel as rows (int64[n, FIELDS]) and the table memory that they use (int64), whose first word is 0."""
+    """A kernel as rows (int64[n, FIELDS]) and the table memory that they use (int64), whose first word is 0. ``addressed`` are the rows
+    whose scalar is an address, each with the number of the buffer; ``first`` is the code that this one is ``moved`` from."""
 
     rows: np.ndarray
     table: np.ndarray
+    addressed: tuple[tuple[int, int], ...] = ()
+    first: Code | None = None
+
+    def moved(self, old: Sequence[Place], new: Sequence[Place]) -> Code:
+        """The same code, made for buffers at ``old``, for buffers of the same kinds at ``new``."""
+        rows = self.rows.copy()
+        for row, buffer in self.addressed:
+            rows[row, io.A] += new[buffer].start - old[buffer].start
+        return Code(rows, self.table, self.addressed, self.first or self)
 
 
 @dataclass
@@ -119,6 +129,7 @@ class _Planner:
     def __init__(self, kernel: Kernel, words: np.ndarray, places: Sequence[Place], volume: int) -> None:
         self.kernel, self.words, self.places = kernel, words, places
         self.rows: list[list[int]] = []
+        self.addressed: list[tuple[int, int]] = []  # rows with the address of a buffer
         self.table = _Table()
         self.axes: dict[int, Axis] = {}
         ops = io_numbers()
@@ -282,7 +293,8 @@ class _Planner:
 
         self.lowering = Lowering(self)
         self.body(self.kernel.body)
-        return Code(np.array(self.rows, np.int64).reshape(-1, FIELDS), np.concatenate(self.table.parts))
+        rows = np.array(self.rows, np.int64).reshape(-1, FIELDS)
+        return Code(rows, np.concatenate(self.table.parts), tuple(self.addressed))
 
     def body(self, body: Iterable[Op | Loop]) -> None:
         """Rows for a list of instructions and loops."""
