@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -22,7 +24,7 @@ from dvm.dims import Dim
 from dvm.options import Options, options_of
 from dvm.program import CompiledProgram, Made
 from dvm.trees import Signature
-from vm import counters, jaxevents
+from vm import background, counters, jaxevents
 from vm.errors import CompileError
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from graph_kernel.ir import Graph
 
 Dims = Mapping[str, Dim] | None
+DEEP = 1000  # nodes of a graph that takes longer to compile than the interpreter's image to load
 
 _observer: ContextVar[Callable[[str], None] | None] = ContextVar("observer", default=None)
 
@@ -52,6 +55,28 @@ def _stage(name: str) -> None:
         callback(name)
 
 
+_pauses = [0, False]  # how many compiles are under way, whether the collector was on before
+_pauses_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Within the block Python's cyclic garbage collector is off: a graph is many objects that all live until the end, and the collector
+    would look at all of them again and again."""
+    with _pauses_lock:
+        if not _pauses[0]:
+            _pauses[1] = gc.isenabled()
+            gc.disable()
+        _pauses[0] += 1
+    try:
+        yield
+    finally:
+        with _pauses_lock:
+            _pauses[0] -= 1
+            if not _pauses[0] and _pauses[1]:
+                gc.enable()
+
+
 @dataclass
 class Traced:
     """A graph that came out of a front end, and how Python arguments map to its inputs."""
@@ -61,6 +86,7 @@ class Traced:
     again: Callable[[], Traced] | None = None  # traces anew, for comparisons
     begun: float = field(default_factory=time.perf_counter)
 
+    @uncollected()
     def compile(
         self,
         tier: str = "auto",
@@ -74,6 +100,8 @@ class Traced:
         from graph_kernel import passes
 
         chosen = options_of(options)
+        if start and tier == "auto" and len(self.graph.nodes) >= DEEP:
+            background.load_image(*_pinned_words(self.graph))
         title, begun = self.signature.title, time.perf_counter()
         diagnostics.dump(title, 0, "graph", self.as_text)
         dump = Dump(chosen.dump, self.graph)
@@ -121,6 +149,16 @@ class Traced:
         from graph_kernel.text import to_text
 
         return to_text(self.graph)
+
+
+def _pinned_words(graph: Graph) -> tuple[int, int]:
+    """Words of inputs of fixed shape and of constants: of up to 32 bits, of 64 bits."""
+    words = [0, 0]
+    arrays = [n.output for n in graph.nodes if n.op == "constant"]
+    for value in (*graph.inputs, *arrays):
+        if all(isinstance(d, int) for d in value.shape):
+            words[value.dtype.itemsize >= 8] += math.prod(d for d in value.shape if isinstance(d, int))
+    return words[0], words[1]
 
 
 def _report(report: Any) -> dict[str, Any]:
@@ -176,6 +214,7 @@ def _node_counts(reports: Sequence[Any]) -> dict[str, int]:
 # ---- the three forms
 
 
+@uncollected()
 def from_function(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
@@ -229,6 +268,7 @@ def from_closed_jaxpr(jaxpr: ClosedJaxpr, dims: Dims = None, constraints: Sequen
     return Traced(graph, signature, functools.partial(from_closed_jaxpr, jaxpr, dims, constraints), begun)
 
 
+@uncollected()
 def from_onnx_model(
     model: str | os.PathLike[str] | onnx.ModelProto, dims: Dims = None, constraints: Sequence[str] = ()
 ) -> Traced:

@@ -70,6 +70,19 @@ def _close() -> None:
         _thread.join()
 
 
+def load_image(words: int, wide_words: int) -> None:
+    """Loads the interpreter's image for so many words of pinned arrays on a thread, if it is in the disk cache: a program that is being
+    compiled will want it."""
+    from vm import interpreter_image
+
+    classes = interpreter_image.classes(words, wide_words)
+    if not enabled() or not interpreter_image.cached(*classes):
+        return
+    thread = threading.Thread(target=interpreter_image.compiled, args=classes, name="dvm-image", daemon=True)
+    thread.start()
+    atexit.register(thread.join)
+
+
 def build_image(classes: tuple[int, int]) -> None:
     """Starts a process that puts the interpreter's image for these classes into the disk cache, once per process and classes."""
     with _lock:

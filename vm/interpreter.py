@@ -84,8 +84,7 @@ class Interpreter:
 
     def smallest(self) -> tuple[int, int]:
         """The classes that every launch needs at least."""
-        a, b = (interpreter_image.capacity(n) for n in self._pinned_words)
-        return max(a, interpreter_image.FIRST_CLASS), b
+        return interpreter_image.classes(*self._pinned_words)
 
     def ready(self, rows: Mapping[Key, int] | None) -> bool:
         """Whether a launch with these arenas (None: with the least ones) needs no compile."""

@@ -8,6 +8,7 @@ them: a kind of row that is not wanted is a loop of no trips, and ``switch`` ret
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,7 @@ OPTIONS: dict[str, Any] = {
     "xla_cpu_enable_concurrency_optimized_scheduler": False,
 }
 
+_one_at_a_time = threading.Lock()  # who comes second waits for the first one's image instead of making another
 SOURCES = ("interpreter_image.py", "interpreter_ops.py", "isa.py", "semantics.py")
 
 
@@ -223,6 +225,11 @@ def shapes(words: int, wide_words: int) -> list[tuple[tuple[int, ...], np.dtype]
     ]  # fmt: skip
 
 
+def classes(words: int, wide_words: int) -> tuple[int, int]:
+    """The classes of the device memories that hold so many words."""
+    return max(capacity(words), FIRST_CLASS), capacity(wide_words)
+
+
 def key_of(words: int, wide_words: int) -> str:
     """The image's name in the cache."""
     return cache.key_of(b"interpreter", repr((words, wide_words)).encode(), modules=SOURCES)
@@ -244,4 +251,5 @@ def compiled(words: int, wide_words: int) -> Any:
             arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes(words, wide_words)]
             return jax.jit(image, donate_argnums=(2, 3, 4, 5)).lower(*arguments).compile(OPTIONS)
 
-    return cache.get(key_of(words, wide_words), (0,) * 6, (0,) * 4, make)
+    with _one_at_a_time:
+        return cache.get(key_of(words, wide_words), (0,) * 6, (0,) * 4, make)

@@ -55,6 +55,10 @@ if TYPE_CHECKING:
     from vm.interpreter import Interpreter
 
 EAGER_LIMIT = 4 << 30  # bytes of arenas that declared maxima may reserve without being asked
+GRACE, PATIENCE = (
+    0.25,
+    1.0,
+)  # seconds: what is built in the background waits for the first launch, and at each kernel for a launch
 SMALL_RESULT = 8  # results of less than this part of their arenas are copied out
 
 
@@ -98,6 +102,7 @@ class Executable:
         self.constants: dict[int, Any] = {}
         self.interpreter: Interpreter | None = None
         self._job: Future[None] | None = None  # builds specialised code while the interpreter serves
+        self._asked = threading.Event()  # a first launch has begun, or somebody waits for the background
         self._interprets = tier != "specialised"
         self._settled = False  # all code for the present capacities is there
         self._begin()
@@ -134,10 +139,14 @@ class Executable:
         return self.interpreter
 
     def _build_later(self, capacity: dict[Key, int]) -> None:
-        """Builds code for these capacities in the background, then lets the next launch use it."""
+        """Builds code for these capacities in the background, then lets the next launch use it. A launch under way goes first, above all
+        the first one."""
 
         def job() -> None:
+            self._asked.wait(GRACE)
             for segment in self._unbuilt(capacity):
+                if self.lock.acquire(timeout=PATIENCE):
+                    self.lock.release()
                 if background.closing():
                     return
                 self._compile(segment, capacity)
@@ -411,6 +420,7 @@ class Executable:
     def wait(self) -> None:
         """Waits for background work: after it, launches that were served by the interpreter run specialised code. Raises what it met."""
         job = self._job
+        self._asked.set()
         if job is not None:
             job.result()
         background.wait_for_images()
@@ -425,6 +435,7 @@ class Executable:
         memory. ``bound`` is what ``bind`` gave for them."""
         bound = self.bind(arrays) if bound is None else bound
         with self.lock:
+            self._asked.set()
             counters.add("launches")
             if self._interpreted(bound):
                 try:

@@ -86,14 +86,22 @@ class DimTranslator:
         self.scope = scope
         self.variables = {k: v if isinstance(v, Variable) else Variable(v) for k, v in variables.items()}
         self._memo: dict[str, Dim] = {}
+        self._seen: dict[
+            int, tuple[Any, Dim]
+        ] = {}  # by identity, which stays as long as the object: JAX hands the same ones around
 
     def __call__(self, dim: Any) -> Dim:
         """The dimension as an int or an ``Expr`` of our scope."""
+        if type(dim) is int:
+            return dim
+        if (seen := self._seen.get(id(dim))) is not None:
+            return seen[1]
         if not is_symbolic(dim):
             return operator.index(dim)
         key = str(dim)
         if key not in self._memo:
             self._memo[key] = self.scope.simplify(self._expression(dim))
+        self._seen[id(dim)] = (dim, self._memo[key])
         return self._memo[key]
 
     def shape(self, dims: Sequence[Any]) -> tuple[Dim, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -268,7 +269,12 @@ def drop_dead(graph: Graph) -> None:
 
 def place_of(source_info: Any) -> str:
     """``file.py:12 (fn)`` of the user's frame, without folders."""
-    frame = source_info_util.user_frame(source_info.traceback)
+    return _place(source_info.traceback)
+
+
+@functools.lru_cache(256)
+def _place(traceback: Any) -> str:
+    frame = source_info_util.user_frame(traceback)
     if frame is None:
         return ""
     return f"{PurePath(frame.file_name).name}:{frame.start_line} ({frame.function_name})"

@@ -94,6 +94,9 @@ class Fuser:
         self.structures = Structures()
         self.completed: dict[Hashable, Completed | str] = {}  # by structure: the kernel, or why there is none
         self.verdicts: dict[Hashable, str] = {}  # by structure: why not to merge
+        self.reads: dict[
+            Group, list[tuple[Node, Value]]
+        ] = {}  # what groups read of nodes in groups, once all are seeded
         self.count = 0
 
     def _size_makers(self) -> dict[Node, list[Value]]:
@@ -380,13 +383,16 @@ class Fuser:
 
     def producers(self, group: Group) -> list[tuple[Group, Value]]:
         """Groups whose values this one reads (through free nodes), with the value."""
+        reads = self.reads.get(group)
+        if reads is None:
+            values = dict.fromkeys(v for node in self.closure(group.nodes) for v in node.inputs)
+            makers = [(v.producer, v) for v in values if v.producer is not None and v.producer in self.group_of]
+            reads = self.reads[group] = [(n, v) for n, v in makers if n not in self.free or v in self.forced]
         out: dict[Group, Value] = {}
-        for node in self.closure(group.nodes):
-            for value in node.inputs:
-                producer = value.producer
-                other = self.group_of.get(producer) if producer is not None else None
-                if other is not None and other is not group and (producer not in self.free or value in self.forced):
-                    out.setdefault(other, value)
+        for producer, value in reads:
+            other = self.group_of[producer]
+            if other is not group:
+                out.setdefault(other, value)
         return list(out.items())
 
     def _sweep(self, rule: Rule) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -29,9 +30,14 @@ class Group:
     tied: Tied = ()  # results of siblings that have one iteration space
     shape: tuple[Any, ...] | None = None  # of every value, where nothing but elementwise nodes and scalars takes part
 
+    @functools.cached_property
+    def ops(self) -> frozenset[str]:
+        """The operators of its nodes."""
+        return frozenset(n.op for n in self.nodes)
+
     def has(self, ops: Iterable[str]) -> bool:
         """Whether a node of the group is one of ``ops``."""
-        return any(n.op in ops for n in self.nodes)
+        return not self.ops.isdisjoint(ops)
 
 
 Siblings = Callable[[Group, Group], bool]

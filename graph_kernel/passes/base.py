@@ -7,6 +7,7 @@ rules in one sweep in definition order, so a sweep costs time linear in the numb
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,9 +105,6 @@ class Rewriter:
         self.nodes: list[Node] = []
         self.changed = False
         self._map: dict[Value, Value] = {}
-        self._uses: dict[Value, int] = {}
-        self._reader: dict[Value, Node | None] = {}
-        self._names = {v.name for v in all_values(graph)}
         self._fresh: set[Value] = set()
         self._origin: Origin = NO_ORIGIN
         self._depth = 0
@@ -114,14 +112,8 @@ class Rewriter:
     def run(self) -> bool:
         """The sweep; True if the graph changed."""
         for node in self.graph.nodes:
-            self._count(node.inputs, 1)
-            for value in node.inputs:
-                self._reader[value] = None if value in self._reader else node
-        self._count(self.graph.outputs, 1)
-        self._reader.update(dict.fromkeys(self.graph.outputs))
-        for node in self.graph.nodes:
-            if any(v in self._map for v in node.inputs):
-                node.inputs = tuple(self._map.get(v, v) for v in node.inputs)
+            if self._map:
+                node.inputs = tuple([self._map.get(v, v) for v in node.inputs])
             if node.op not in self.rules:
                 self.nodes.append(node)
                 continue
@@ -133,6 +125,31 @@ class Rewriter:
             remove_dead(self.graph)
         return self.changed
 
+    @functools.cached_property
+    def _uses(self) -> dict[Value, int]:
+        """How many nodes and graph outputs read each value. Made when first asked for, which is before the first change."""
+        found: dict[Value, int] = {}
+        for node in self.graph.nodes:
+            for value in node.inputs:
+                found[value] = found.get(value, 0) + 1
+        for value in self.graph.outputs:
+            found[value] = found.get(value, 0) + 1
+        return found
+
+    @functools.cached_property
+    def _reader(self) -> dict[Value, Node | None]:
+        """The one node that reads each value, None where there are several. Made before the first change."""
+        found: dict[Value, Node | None] = {}
+        for node in self.graph.nodes:
+            for value in node.inputs:
+                found[value] = None if value in found else node
+        found.update(dict.fromkeys(self.graph.outputs))
+        return found
+
+    @functools.cached_property
+    def _names(self) -> set[str]:
+        return {v.name for v in all_values(self.graph)}
+
     def add(self, op: str, *inputs: Value, **attrs: Any) -> Value:
         """A new node with one output in front of the node being looked at, simplified by the rules."""
         return self.add_multi(op, inputs, attrs)[0]
@@ -141,6 +158,7 @@ class Rewriter:
         self, op: str, inputs: Sequence[Value], attrs: dict[str, Any], origin: Origin | None = None
     ) -> tuple[Value, ...]:
         """As ``add`` for any number of outputs; ``origin`` is that of the node being looked at if not given."""
+        _ = self._reader  # while the graph is as it was
         node = self.graph.make_node(op, inputs, attrs, origin or self._origin)
         for out in node.outputs:
             self._rename(out)
@@ -182,6 +200,7 @@ class Rewriter:
     def _replace(self, node: Node, values: tuple[Value, ...], rule: Rule) -> None:
         self.notes[rule.__name__] += 1
         self.changed = True
+        _ = self._reader, self._uses  # while the graph is as it was
         for old, new in zip(node.outputs, values, strict=True):
             if old.dtype != new.dtype or len(old.shape) != len(new.shape):
                 raise CompileError(f"rule {rule.__name__} turned {old!r} into {new!r} at {node.origin}")
@@ -235,6 +254,15 @@ def count_nodes(graph: Graph, without: Iterable[str] = ()) -> int:
     return sum(sum(node.op not in skip for node in g.nodes) if skip else len(g.nodes) for g in all_graphs(graph))
 
 
+def _counts(graph: Graph) -> tuple[int, int]:
+    """Nodes of the graph and its sub-graphs, with and without constants."""
+    total = constants = 0
+    for g in all_graphs(graph):
+        total += len(g.nodes)
+        constants += [node.op for node in g.nodes].count("constant")
+    return total, total - constants
+
+
 def run_passes(graph: Graph, passes: Sequence[Pass], verify: bool = False, round: int = 0) -> list[PassReport]:
     """Runs the passes once, in order. With ``verify`` the graph is checked before the first and after each.
 
@@ -246,13 +274,13 @@ def run_passes(graph: Graph, passes: Sequence[Pass], verify: bool = False, round
         check(graph)
     reports = []
     for item in passes:
-        before, operations = count_nodes(graph), count_nodes(graph, ("constant",))
+        before, operations = _counts(graph)
         notes: Counter[str] = Counter()
         start = time.perf_counter()
         modified = item.apply(graph, notes)
         seconds = time.perf_counter() - start
-        counts = (operations, count_nodes(graph, ("constant",)))
-        after = count_nodes(graph)
+        after, left = _counts(graph)
+        counts = (operations, left)
         report = PassReport(item.name, before, after, seconds, dict(notes), modified, round, counts, group=item.group)
         reports.append(report)
         if verify:

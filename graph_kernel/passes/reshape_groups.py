@@ -6,8 +6,9 @@ the positions fit and alone otherwise. So ``[b, 1, 6] -> [b, 2, 3]`` is ``([0], 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from graph_kernel.passes.match import same_dim
 from symbolic import product
@@ -18,8 +19,20 @@ if TYPE_CHECKING:
 Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
+_known: WeakKeyDictionary[Scope, dict[Hashable, Groups | None]] = WeakKeyDictionary()
+
+
 def axis_groups(scope: Scope, before: Sequence[Dim], after: Sequence[Dim]) -> Groups | None:
-    """The groups of ``reshape(before -> after)`` in order, or None if a product of sizes cannot be proved equal."""
+    """The groups of ``reshape(before -> after)`` in order, or None if a product of sizes cannot be proved equal. Not to be changed: what
+    has been found is kept as long as the scope knows no more facts."""
+    known = _known.setdefault(scope, {})
+    key = (tuple(before), tuple(after), len(scope.facts), len(scope.symbols))
+    if key not in known:
+        known[key] = _groups(scope, before, after)
+    return known[key]
+
+
+def _groups(scope: Scope, before: Sequence[Dim], after: Sequence[Dim]) -> Groups | None:
     ins = [i for i, d in enumerate(before) if d != 1]
     outs = [k for k, d in enumerate(after) if d != 1]
     big: Groups = []
