@@ -9,7 +9,7 @@ import numpy as np
 from codegen.tileir import Imm, VInsn, VLoop, VTile, walk
 from graph_kernel.fusion.axes import Refusal
 from graph_kernel.ir import Value
-from symbolic import Dim, Expr, ceildiv
+from symbolic import Dim, Expr, ceildiv, smin
 from vm import isa
 from vm.program import Patch, Reloc, Template
 
@@ -30,6 +30,7 @@ class _Assembler:
         self.relocs: list[Reloc] = []
         self.params: dict[Dim, int] = {}
         self.buffers: dict[Value, int] = {}
+        self.ordered: dict[int, Dim] = {}  # steps of the open ORDER loops, by axis
 
     def field(self, base: int, field: isa.Field, value: object) -> None:
         word = base + field.word
@@ -74,16 +75,23 @@ class _Assembler:
     def body(self, items: list[VInsn | VLoop]) -> None:
         for item in items:
             if isinstance(item, VLoop):
-                extent, tile = item.axis.extent, item.axis.tile
+                extent: Dim = item.axis.extent
+                tile: Dim = item.axis.tile if item.step is None else item.step
+                order = item.kind == isa.LoopKind.ORDER
+                covered = extent if order else smin(extent, self.ordered.get(item.axis.id, extent))
                 fields = {
                     "axis": item.axis.id,
                     "kind": int(item.kind),
                     "tile": tile,
-                    "trips": ceildiv(extent, tile),
+                    "trips": ceildiv(covered, tile),
                     "extent": extent,
                 }
                 self.insn("loop", fields, [])
+                if order:
+                    self.ordered[item.axis.id] = tile
                 self.body(item.body)
+                if order:
+                    del self.ordered[item.axis.id]
                 self.insn("endloop", {"axis": item.axis.id}, [])
             else:
                 self.insn(item.name, item.fields, item.tail, item.sync)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import host_schedule, local_memory, precision, stacking, sync
+from codegen import host_schedule, local_memory, order, precision, stacking, sync
 from codegen.assemble import Assembled, assemble
 from codegen.lower import Lowering
 from codegen.memory_plan import MemoryPlan
@@ -195,7 +195,8 @@ class ProgramBuilder:
         if found is not None:
             return found.again(structure, layout.loops)
         body, used = self._plan(body, layout)
-        code = assemble(sync.insert(body, layout.loops), name)
+        ordered = order.swizzled(sync.insert(body, layout.loops), layout.loops, self.chip, self.scope)
+        code = assemble(ordered, name)
         self.finished[structure.key] = Finished.of(code, structure, used, layout.loops)
         return Lowered(code, used)
 

@@ -57,6 +57,7 @@ class VLoop:
     axis: LoopAxis
     kind: isa.LoopKind
     body: list[VInsn | VLoop] = field(default_factory=list)
+    step: Dim | None = None  # elements of a step that are chosen when the program is bound; None: the axis' chip tile
 
 
 def walk(body: list[VInsn | VLoop]) -> Iterator[VInsn | VLoop]:

@@ -29,6 +29,10 @@ reading it moves on to the next one, and those that follow in the order of issue
 next operands are loaded while the unit works on the ones before. What orders this are counted events: as many sets before the loops as
 there are places, one wait a load, one set when a place is free again, and as many waits behind the loops.
 
+The step of a PARALLEL loop may be chosen when a program is bound, up to what tiles hold. An ORDER loop stands around PARALLEL ones and says
+in which order the cores visit their steps: all cores walk the ORDER loop's steps, and share what lies inside. Executors that take larger
+steps leave it out.
+
 A field whose value depends on a dimension is a *hole*: the template lists it as a patch (word, lowest bit, width, parameter), and
 binding writes the parameter's value there. `{p0}` in a listing is such a hole. An address is a relocation: binding writes the buffer's
 space, item size and first lane row (128 elements) there; `#0` in a listing is the step's buffer 0.

@@ -23,7 +23,7 @@ from examples import layer as example
 from graph_kernel import passes
 from graph_kernel.text import to_text
 from vm import isa
-from vm.decode import decode
+from vm.decode import decode, unordered
 from vm.disassembler import instructions, kernel_steps
 from vm.geometry import Scalars, loops_of
 
@@ -187,7 +187,7 @@ def binding() -> str:
         lines.append(title(dims))
         for k, step in enumerate(kernel_steps(raw.steps)):
             values = ", ".join(f"p{i} = {v}" for i, v in enumerate(at.values(step.params)))
-            kernel = decode(raw.templates[step.template])
+            kernel = unordered(decode(raw.templates[step.template]))
             table = Scalars(kernel)
             trips = table.trips(at.kernel_words(k))
             runs = [f"axis {loop.axis}: {trips.get(loop.op.at, 1)} blocks" for loop in loops_of(kernel.body)]

@@ -171,7 +171,8 @@ def decode(template: Template) -> Kernel:
         raise ProgramError("template: entry word and length disagree, or the terminator is missing")
     tiles: dict[int, Tile] = {}
     stack: list[list[Op | Loop]] = [[]]
-    open_axes: list[int] = []
+    open_axes: list[int] = []  # those that tiles can move with
+    opened: list[tuple[int, bool]] = []  # axis, whether it is one of them
     at = isa.HEAD_WORDS
     while words[at]:
         op = _op(words, at, holes)
@@ -180,22 +181,28 @@ def decode(template: Template) -> Kernel:
             _declare(op, tiles)
         elif op.insn.name == "loop":
             axis, kind = op.fixed("axis"), op.fixed("kind")
-            if axis in open_axes or axis >= isa.MAX_AXES or kind >= len(isa.LoopKind):
+            own = kind != isa.LoopKind.ORDER
+            taken = axis in open_axes or (not own and (axis, False) in opened)
+            if taken or axis >= isa.MAX_AXES or kind >= len(isa.LoopKind):
                 raise ProgramError(f"word {op.at}: loop over axis {axis} is malformed")
+            opened.append((axis, own))
             loop = Loop(op, axis, isa.LoopKind(kind), op.fields["extent"], [])
             stack[-1].append(loop)
             stack.append(loop.body)
-            open_axes.append(axis)
+            if own:
+                open_axes.append(axis)
         elif op.insn.name == "endloop":
-            if not open_axes or open_axes.pop() != op.fixed("axis"):
+            if not opened or opened[-1][0] != op.fixed("axis"):
                 raise ProgramError(f"word {op.at}: endloop does not match its loop")
+            if opened.pop()[1]:
+                open_axes.pop()
             stack.pop()
         else:
             _check_operands(op, tiles, open_axes)
             stack[-1].append(op)
         if at >= len(words):
             raise ProgramError("template: no terminator")
-    if open_axes or at != len(words) - 1:
+    if opened or at != len(words) - 1:
         raise ProgramError("template: open loop or words after the terminator")
     return Kernel(tiles, stack[0], bool(isa.get(words, 0, isa.ENTRY_MIX)))
 
@@ -213,6 +220,23 @@ def _check_operands(op: Op, tiles: dict[int, Tile], axes: list[int]) -> None:
             for _, axis in tiles[number].dims:
                 if axis != isa.NO_AXIS and axis not in axes:
                     raise ProgramError(f"word {op.at}: {op.insn.name} uses axis {axis} outside its loop")
+
+
+def unordered(kernel: Kernel) -> Kernel:
+    """The kernel without its ORDER loops, for executors that choose their own order."""
+
+    def flat(body: Sequence[Op | Loop]) -> list[Op | Loop]:
+        out: list[Op | Loop] = []
+        for item in body:
+            if not isinstance(item, Loop):
+                out.append(item)
+            elif item.kind == isa.LoopKind.ORDER:
+                out += flat(item.body)
+            else:
+                out.append(replace(item, body=flat(item.body)))
+        return out
+
+    return replace(kernel, body=flat(kernel.body))
 
 
 def operations(body: Sequence[Op | Loop]) -> Iterator[Op]:

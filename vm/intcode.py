@@ -74,6 +74,14 @@ class IntCode:
                 push(regs[a] + regs[b])
             elif op == MUL:
                 push(regs[a] * regs[b])
+            elif op == SUB:
+                push(regs[a] - regs[b])
+            elif op == FLOORDIV:
+                push(regs[a] // regs[b] if regs[b] else 0)
+            elif op == MIN:
+                push(regs[a] if regs[a] < regs[b] else regs[b])
+            elif op == MAX:
+                push(regs[a] if regs[a] > regs[b] else regs[b])
             elif op == SELECT:  # b packs the two alternatives; see Builder.select
                 push(regs[b >> 32] if regs[a] else regs[b & 0xFFFFFFFF])
             else:

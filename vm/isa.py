@@ -54,10 +54,15 @@ LOCAL_BLOCK = 32  # bytes: places of tiles in local memory begin at multiples of
 
 
 class LoopKind(IntEnum):
-    """Iterations of a PARALLEL loop are independent; those of a REDUCE loop accumulate and run in ascending order."""
+    """Iterations of a PARALLEL loop are independent; those of a REDUCE loop accumulate and run in ascending order.
+
+    An ORDER loop stands around PARALLEL loops over its own axis and restricts them, step by step, to its step's elements: all cores walk
+    its steps and share what is inside. It says in which order the cores visit tiles, never what is computed.
+    """
 
     PARALLEL = 0
     REDUCE = 1
+    ORDER = 2
 
 
 DTYPES: tuple[np.dtype, ...] = tuple(
@@ -181,7 +186,8 @@ _insn(
         Field("trips", 1, 32, 32),
         Field("extent", 2, 0, 40),
     ),
-    "Opens a loop over `extent` elements of axis `axis` in `trips` steps of at most `tile`; the last step is the tail.",
+    "Opens a loop over `extent` elements of axis `axis` in `trips` steps of at most `tile`; the last step is the tail. Inside an ORDER "
+    "loop over the same axis it runs over that one's step.",
     "control",
 )
 _insn("endloop", Pipe.S, (Field("axis", 1, 0, 4),), "Closes the loop over `axis`.", "control")

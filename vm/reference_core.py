@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,31 @@ class ReadyLoop:
     trips: int
     extent: int
     body: list[Ready | ReadyLoop]
+    parts: dict[int, list[Ready | ReadyLoop]] = field(
+        default_factory=dict
+    )  # of an ORDER loop: its body at steps of so many elements
+
+    def inside(self, base: int) -> list[Ready | ReadyLoop]:
+        """The body at the step that begins at element ``base``: what stands in an ORDER loop runs over that step's elements."""
+        if self.kind != isa.LoopKind.ORDER:
+            return self.body
+        n = min(self.tile, self.extent - base)
+        if n not in self.parts:
+            self.parts[n] = restricted(self.body, self.axis, n)
+        return self.parts[n]
+
+
+def restricted(body: Sequence[Ready | ReadyLoop], axis: int, n: int) -> list[Ready | ReadyLoop]:
+    """A body whose loops over ``axis`` have ``n`` elements."""
+    out: list[Ready | ReadyLoop] = []
+    for item in body:
+        if isinstance(item, Ready):
+            out.append(item)
+        elif item.axis == axis:
+            out.append(replace(item, trips=-(-n // item.tile), extent=n, parts={}))
+        else:
+            out.append(replace(item, body=restricted(item.body, axis, n), parts={}))
+    return out
 
 
 @dataclass(eq=False)
@@ -96,9 +121,10 @@ class Places:
         return self.now
 
 
-def prepare(kernel: Kernel, words: np.ndarray, regions: Sequence[Any]) -> list[Ready | ReadyLoop]:
+def prepare(kernel: Kernel, words: np.ndarray, regions: Sequence[Any], bound: bool = True) -> list[Ready | ReadyLoop]:
     """The kernel's loop tree with the numbers of bound words; ``regions`` are what its buffers are to the caller. ``ProgramError`` where
-    a loop's numbers disagree."""
+    a loop's numbers disagree (not looked at in words that are not ``bound``)."""
+    ordered: dict[int, ReadyLoop] = {}  # open ORDER loops by axis
 
     def pipe_at(op: Op) -> Pipe:
         if op.insn.family == "sync":
@@ -134,9 +160,18 @@ def prepare(kernel: Kernel, words: np.ndarray, regions: Sequence[Any]) -> list[R
     def loop(item: Loop) -> ReadyLoop:
         fields = {f.name: isa.get(words, item.op.at, f) for f in item.op.insn.fields}
         tile, trips, extent = fields["tile"], fields["trips"], fields["extent"]
-        if tile < 1 or trips != -(-extent // tile):
-            raise ProgramError(f"word {item.op.at}: {trips} steps of {tile} do not make a loop of {extent} elements")
-        return ReadyLoop(item.op.at, item.axis, item.kind, tile, trips, extent, walk(item.body))
+        out = ReadyLoop(item.op.at, item.axis, item.kind, tile, trips, extent, [])
+        outer = ordered.get(item.axis)
+        if bound:
+            n = extent if outer is None else min(extent, outer.tile)
+            if tile < 1 or trips != -(-n // tile) or (outer is not None and outer.extent != extent):
+                raise ProgramError(f"word {item.op.at}: {trips} steps of {tile} do not make a loop of {n} elements")
+        if item.kind == isa.LoopKind.ORDER:
+            ordered[item.axis] = out
+        out.body = walk(item.body)
+        if item.kind == isa.LoopKind.ORDER:
+            del ordered[item.axis]
+        return out
 
     def walk(body: Sequence[Op | Loop]) -> list[Ready | ReadyLoop]:
         return [loop(item) if isinstance(item, Loop) else ready(item) for item in body]
@@ -307,6 +342,20 @@ def inside(low: int, high: int, inner: int, cores: int) -> Share:
     return share
 
 
+def core_steps(loop: ReadyLoop, share: Share) -> tuple[list[tuple[int, int, int]], int]:
+    """The steps of a loop that a core takes, each with the range of its ``inner`` steps, and ``inner``. Of an ORDER loop those in which the
+    core has something to do, so that its first and last step are those of what is inside."""
+    if loop.kind == isa.LoopKind.ORDER:
+        busy = (k for k in range(loop.trips) if any(_busy(x, share) for x in loop.inside(k * loop.tile)))
+        return [(k, 0, 1) for k in busy], 1
+    begin, end, inner = share(loop) if loop.kind == isa.LoopKind.PARALLEL else (0, loop.trips, 1)
+    return list(steps_inside(begin, end, inner)), inner
+
+
+def _busy(item: Ready | ReadyLoop, share: Share) -> bool:
+    return isinstance(item, ReadyLoop) and bool(core_steps(item, share)[0])
+
+
 class Cores:
     """Runs one kernel on all its cores, one after the other."""
 
@@ -371,15 +420,20 @@ class Cores:
                 self.pipes.issue(Task(item, dict(self.axes), first, last, stores, self.places.issue(item)))
                 continue
             parallel = item.kind == isa.LoopKind.PARALLEL
-            begin, end, inner = share(item) if parallel else (0, item.trips, 1)
-            steps = list(steps_inside(begin, end, inner))
+            steps, inner = core_steps(item, share)
+            outer = self.axes.get(item.axis)
+            origin = outer[0] if outer is not None else 0
             for step, low, high in steps:
                 base = step * item.tile
-                self.axes[item.axis] = (base, min(item.tile, item.extent - base))
+                self.axes[item.axis] = (origin + base, min(item.tile, item.extent - base))
                 within = inside(low, high, inner, self.cores) if parallel else share
                 at_first, at_last = step == steps[0][0], step == steps[-1][0]
-                self._block(item.body, first and at_first, last and at_last, within, low == 0 if parallel else stores)
-            self.axes.pop(item.axis, None)
+                body = item.inside(base)
+                self._block(body, first and at_first, last and at_last, within, low == 0 if parallel else stores)
+            if outer is None:
+                self.axes.pop(item.axis, None)
+            else:
+                self.axes[item.axis] = outer
 
     # --- operands ---------------------------------------------------------------------------------------------------------------
     def execute(self, task: Task, access: Access) -> None:

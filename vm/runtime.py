@@ -20,7 +20,7 @@ import numpy as np
 from vm import background, cache, counters, host
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
-from vm.decode import Kernel, decode, stored_buffers
+from vm.decode import Kernel, decode, stored_buffers, unordered
 from vm.dtypes import dtype_of, item_size
 from vm.errors import DvmError, OutOfMemory, ProgramError, ShapeError, Unfit
 from vm.geometry import Scalars
@@ -304,7 +304,7 @@ class Executable:
                 key = (buffer.space, item_size(buffer.dtype))
                 refs.append((arenas.setdefault(key, len(arenas)), buffer.dtype, None))
         if step.template not in self.kernels:
-            decoded = decode(self.program.templates[step.template])
+            decoded = unordered(decode(self.program.templates[step.template]))
             self.kernels[step.template] = (decoded, Scalars(decoded))
         kernel, table = self.kernels[step.template]
         written = sorted({n for k in stored_buffers(kernel) if (n := refs[k][0]) is not None})

@@ -10,7 +10,7 @@ import itertools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,7 @@ from vm.program import CondStep, ForStep, HostStep, KernelStep, Program, WhileSt
 from vm.program.stages import stage_numbers
 from vm.reference_core import Ready, ReadyLoop, core_count, core_range, nested, prepare, steps_inside
 from vm.timing_core import Core, Interval
-from vm.timing_memory import Access, Cache, Traffic, rates
+from vm.timing_memory import Access, Cache, Phase, Traffic, rates
 
 READ, WRITTEN, HBM_READ, HBM_WRITTEN = "read", "written", "hbm_read", "hbm_written"
 
@@ -158,8 +158,7 @@ class Work:
     index: int
     kernel: Kernel
     body: list[Ready | ReadyLoop]
-    reads: list[Access]
-    writes: list[Access]
+    phases: list[Phase]
     flops: int
     cube: bool
     words: int
@@ -207,7 +206,7 @@ class _Run:
     def stage(self, steps: Sequence[NumberedStep], count: int) -> StageTime:
         """Independent kernels: side by side, or one after the other where that takes no longer."""
         works = [self.work(numbered) for numbered in steps]
-        traffics = [self.cache.kernel(work.reads, work.writes) for work in works]
+        traffics = [self.cache.phases(work.phases) for work in works]
         alone = [
             self.place(work, work.cores(self.most(work)), traffic, 0, count)
             for work, traffic in zip(works, traffics, strict=True)
@@ -266,9 +265,7 @@ class _Run:
         totals.walk(body, cores, float(cores), {}, {})
         template = self.machine.program.templates[step.template]
         name = step.name or template.name or f"kernel {numbered.index}"
-        return Work(
-            name, numbered.index, kernel, body, totals.reads, totals.writes, totals.flops, cube, len(template.words)
-        )
+        return Work(name, numbered.index, kernel, body, totals.phases(), totals.flops, cube, len(template.words))
 
     def place(self, work: Work, cores: int, traffic: Traffic, others: int, count: int) -> KernelTime:
         """Times a kernel on ``cores`` cores of its kind, while ``others`` vector cores' worth of other kernels use global memory."""
@@ -319,13 +316,27 @@ def _bound(share: Mapping[str, float]) -> str:
 
 
 class _Totals:
-    """What all cores move and compute, from the loops' extents: no step is walked."""
+    """What all cores move and compute, from the loops' extents: no step is walked but those of ORDER loops, each of which is a phase."""
 
     def __init__(self, chip: Chip, kernel: Kernel) -> None:
         self.chip, self.kernel = chip, kernel
+        self.done: list[Phase] = []
         self.reads: list[Access] = []
         self.writes: list[Access] = []
+        self.part: dict[
+            int, tuple[int, int, int]
+        ] = {}  # of ORDER loops' axes: first element, the one behind the last, extent
         self.flops = 0
+
+    def phases(self) -> list[Phase]:
+        """What is moved, in order."""
+        self._next()
+        return self.done or [([], [])]
+
+    def _next(self) -> None:
+        if self.reads or self.writes:
+            self.done.append((self.reads, self.writes))
+        self.reads, self.writes = [], []
 
     def walk(
         self,
@@ -339,7 +350,14 @@ class _Totals:
         """``again``: how often the cores together run the body per combined step of the loops around it; ``share`` how many steps of a
         parallel loop make one of what is shared out, 0 outside of all."""
         for item in body:
-            if isinstance(item, ReadyLoop):
+            if isinstance(item, ReadyLoop) and item.kind == isa.LoopKind.ORDER:
+                for base in range(0, item.extent, item.tile):
+                    self._next()
+                    self.part[item.axis] = (base, min(base + item.tile, item.extent), item.extent)
+                    self.walk(item.inside(base), cores, again, trips, extents, share)
+                self._next()
+                self.part.pop(item.axis, None)
+            elif isinstance(item, ReadyLoop):
                 parallel = item.kind == isa.LoopKind.PARALLEL
                 inner, repeat = 1, again
                 if parallel and share != 1:
@@ -359,12 +377,21 @@ class _Totals:
         n = math.prod(size if axis == isa.NO_AXIS else extents[axis] for size, axis in dims)
         return n * math.prod(t for axis, t in trips.items() if axis not in own)
 
+    def _part_of(self, region: Any, tile: int) -> Any:
+        """The share of a region that the current steps of ORDER loops leave of it: its size is right, its place a stand-in."""
+        for _, axis in self.kernel.tiles[tile].dims:
+            if axis in self.part:
+                first, end, extent = self.part[axis]
+                begin, size = region.start, region.bytes
+                region = replace(region, start=begin + size * first // extent, end=begin + size * end // extent)
+        return region
+
     def add(self, ready: Ready, again: float, trips: Mapping[int, int], extents: Mapping[int, int]) -> None:
         fields, name = ready.fields, ready.insn.name
         if name in ("load", "store"):
             tile = fields["dst" if name == "load" else "x"]
             n = self.elements(tile, trips, extents) * self.kernel.tiles[tile].dtype.itemsize
-            where: Any = ready.region
+            where = self._part_of(ready.region, tile)
             if name == "load":
                 n = round(n * again)
             (self.reads if name == "load" else self.writes).append(Access(where, n, min(n, where.bytes)))

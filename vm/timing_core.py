@@ -20,7 +20,7 @@ from vm.chip import Chip
 from vm.decode import Kernel
 from vm.errors import Hazard
 from vm.isa import Pipe
-from vm.reference_core import QUEUED, Event, Ready, ReadyLoop, Share, inside, outermost, steps_inside
+from vm.reference_core import QUEUED, Event, Ready, ReadyLoop, Share, core_steps, inside, outermost
 from vm.timing_costs import Product, Transfer, Vector
 from vm.timing_memory import Port, Rates
 
@@ -106,14 +106,17 @@ class Core:
             if isinstance(item, Ready):
                 self.issue(item, first, last)
                 continue
+            outer = self.steps.get(item.axis)
             self.loop(item, first, last, share)
-            self.steps.pop(item.axis, None)
+            if outer is None:
+                self.steps.pop(item.axis, None)
+            else:
+                self.steps[item.axis] = outer
 
     def loop(self, item: ReadyLoop, first: bool, last: bool, share: Share) -> None:
         """Runs the core's steps of a loop; skips what repeats."""
         parallel = item.kind == isa.LoopKind.PARALLEL
-        begin, end, inner = share(item) if parallel else (0, item.trips, 1)
-        steps = list(steps_inside(begin, end, inner))
+        steps, inner = core_steps(item, share)
         seen: list[tuple[list[float], list[float]]] = [(list(self.done), list(self.busy))]
         entry, entry_busy = list(self.done), list(self.busy)
         k = 0
@@ -123,7 +126,7 @@ class Core:
             self._decode(2 * self.chip.latency.scalar_alu_cycles)
             within = inside(low, high, inner, self.cores) if parallel else share
             k += 1
-            self.block(item.body, first and k == 1, last and k == len(steps), within)
+            self.block(item.inside(step * item.tile), first and k == 1, last and k == len(steps), within)
             if self.exact or len(steps) - k < 3:
                 continue
             seen.append((list(self.done), list(self.busy)))

@@ -57,12 +57,25 @@ def kept(chip: Chip, footprint: float) -> float:
     return min(1.0, chip.l2_bytes / footprint) ** THRASHING if footprint else 1.0
 
 
+Phase = tuple[Sequence[Access], Sequence[Access]]  # loads and stores
+
+
 class Cache:
     """L2 across the kernels of a program: which regions are in it, least recently used first, and what of them is dirty."""
 
     def __init__(self, chip: Chip) -> None:
         self.chip = chip
         self.lines: OrderedDict[Region, tuple[float, float]] = OrderedDict()  # bytes held, of which dirty
+
+    def phases(self, phases: Sequence[Phase]) -> Traffic:
+        """What a kernel moves that goes through its memory phase by phase."""
+        found = [self.kernel(reads, writes) for reads, writes in phases]
+        return Traffic(
+            sum(t.read for t in found),
+            sum(t.written for t in found),
+            sum(t.hbm_read for t in found),
+            sum(t.hbm_written for t in found),
+        )
 
     def kernel(self, reads: Sequence[Access], writes: Sequence[Access]) -> Traffic:
         """What a kernel with these accesses moves; afterwards the cache holds what it leaves there."""

@@ -97,11 +97,16 @@ _MASKS = {i.id: [_mask((*_head(i), *i.fields), w) for w in range(i.fixed_words)]
 _TAIL_MASKS = {i.id: [_mask(i.tail, w) for w in range(i.tail_words)] for i in isa.BY_ID.values()}
 
 
-def _loops(kernel: Kernel, body: list[Op | Loop], seen: dict[int, int]) -> None:
+def _loops(kernel: Kernel, body: list[Op | Loop], seen: dict[int, int], inside: bool = False) -> None:
     """Tiles of an axis hold what a step of its loops covers."""
     for item in body:
-        if isinstance(item, Loop):
-            tile = item.op.fixed("tile")
+        if isinstance(item, Loop) and item.kind == isa.LoopKind.ORDER:
+            if inside:
+                raise ProgramError(f"word {item.op.at}: an ORDER loop cannot stand in another kind of loop")
+            _ordered(item)
+            _loops(kernel, item.body, seen)
+        elif isinstance(item, Loop):
+            tile = step_of(kernel, item)
             if tile < 1 or seen.setdefault(item.axis, tile) != tile:
                 raise ProgramError(
                     f"word {item.op.at}: a loop over axis {item.axis} has steps of {tile}, not {seen.get(item.axis, 1)}"
@@ -111,7 +116,40 @@ def _loops(kernel: Kernel, body: list[Op | Loop], seen: dict[int, int]) -> None:
                     raise ProgramError(
                         f"word {item.op.at}: tile {declared.id} does not hold a step of {tile} along axis {item.axis}"
                     )
-            _loops(kernel, item.body, seen)
+            _loops(kernel, item.body, seen, True)
+
+
+def step_of(kernel: Kernel, loop: Loop) -> int:
+    """The most elements that a step of a loop covers: what its words say or, for a parallel loop whose step is bound, what tiles hold."""
+    if isinstance(loop.op.fields["tile"], int) or loop.kind != isa.LoopKind.PARALLEL:
+        return loop.op.fixed("tile")
+    return max((size for tile in kernel.tiles.values() for size, axis in tile.dims if axis == loop.axis), default=1)
+
+
+def _ordered(loop: Loop) -> None:
+    """An ORDER loop changes nothing but the order: in it is one nest of parallel loops, one over its axis around all that is done."""
+    if len(loop.body) != 1 or not isinstance(loop.body[0], Loop):
+        raise ProgramError(f"word {loop.op.at}: an ORDER loop wants one loop inside and nothing else")
+
+    def visit(body: list[Op | Loop], within: bool) -> None:
+        for item in body:
+            if isinstance(item, Loop):
+                order = item.kind == isa.LoopKind.ORDER
+                if (order and (within or body is not loop.body)) or (not order and not within and not _parallel(item)):
+                    raise ProgramError(
+                        f"word {item.op.at}: this loop cannot stand in the ORDER loop over axis {loop.axis}"
+                    )
+                visit(item.body, within or (not order and item.axis == loop.axis))
+            elif not within and item.insn.family != "sync":
+                raise ProgramError(
+                    f"word {item.at}: {item.insn.name} stands in no loop over axis {loop.axis}, which is ordered"
+                )
+
+    visit(loop.body, False)
+
+
+def _parallel(loop: Loop) -> bool:
+    return loop.kind == isa.LoopKind.PARALLEL
 
 
 def _sync(op: Op, words: np.ndarray) -> None:
@@ -145,7 +183,7 @@ class _Definitions:
         """Walks a body; ``defined`` are the tiles that hold something and becomes what they are behind it."""
         for item in body:
             if isinstance(item, Loop):
-                if item.kind == isa.LoopKind.PARALLEL:
+                if item.kind != isa.LoopKind.REDUCE:
                     self._independent(item)
                 before = set(defined)
                 for _ in range(2):  # the second iteration sees what the first one destroyed
@@ -213,29 +251,34 @@ class BoundCheck:
             tuple[int, int, int, int, int]
         ] = []  # first group, word of the offset, register of elements, kernel, word
         self.sizes: list[tuple[int, int, int]] = []  # access, word of a loop (-1), size: of every tile dim
-        self.loops: list[tuple[int, int, int]] = []  # word, nest, kernel
+        self.loops: list[
+            tuple[int, int, int, int, int]
+        ] = []  # word, nest, kernel, word of its ORDER loop (or its own), largest step
         self.nests: list[int] = []
         self.stores: list[int] = []  # accesses
         base = 0
         for number, step in enumerate(steps):
             kernel = kernels[step.template]
             extents: dict[int, int] = {}
-            self._walk(kernel, kernel.body, base, number, step.buffers, extents, ())
+            self._walk(kernel, kernel.body, base, number, step.buffers, extents, (), {})
             base += len(program.templates[step.template].words)
         self.side_by_side = _side_by_side(program, kernels)
         self._freeze()
 
     def _walk(
         self, kernel: Kernel, body: list[Op | Loop], base: int, number: int, buffers: tuple[int, ...], extents: dict[int, int],
-        nest: tuple[int, ...],
+        nest: tuple[tuple[int, int, int], ...], ordered: dict[int, int],
     ) -> None:  # fmt: skip
         for item in body:
             if isinstance(item, Loop):
-                inner = (*nest, base + item.op.at)
+                word, order = base + item.op.at, item.kind == isa.LoopKind.ORDER
+                most = (1 << 24) - 1 if order else step_of(kernel, item)
+                inner = (*nest, (word, ordered.get(item.axis, word), most))
                 if not any(isinstance(x, Loop) for x in item.body):
                     self.nests.append(len(self.loops))
-                    self.loops += [(word, len(self.nests) - 1, number) for word in inner]
-                self._walk(kernel, item.body, base, number, buffers, {**extents, item.axis: base + item.op.at}, inner)
+                    self.loops += [(own, len(self.nests) - 1, number, outer, top) for own, outer, top in inner]
+                within = {**ordered, item.axis: word} if order else ordered
+                self._walk(kernel, item.body, base, number, buffers, {**extents, item.axis: word}, inner, within)
             elif "address" in item.fields:
                 self._access(kernel, item, base, number, buffers, extents)
 
@@ -283,7 +326,7 @@ class BoundCheck:
             self._bounded | np.logical_or.reduceat(self._gather, self._group) if len(self.groups) else self._bounded
         )
         self._size_access, self._size_loop, self._size_fixed = columns(self.sizes, 3)  # type: ignore[arg-type]
-        self._loop_word, _, self._loop_kernel = columns(self.loops, 3)  # type: ignore[arg-type]
+        self._loop_word, _, self._loop_kernel, self._loop_outer, self._loop_most = columns(self.loops, 5)  # type: ignore[arg-type]
         self._nest = np.array(self.nests, np.intp)
 
     def __call__(self, bound: BoundProgram) -> None:
@@ -313,7 +356,12 @@ class BoundCheck:
     def _check_loops(self, words: np.ndarray, waiting: frozenset[int]) -> None:
         first, extent = words[self._loop_word + 1], words[self._loop_word + 2] & np.uint64((1 << 40) - 1)
         tile, trips = first >> np.uint64(8) & np.uint64((1 << 24) - 1), first >> np.uint64(32)
-        wrong = trips != (extent + tile - np.uint64(1)) // np.maximum(tile, np.uint64(1))
+        outer = words[self._loop_outer + 1] >> np.uint64(8) & np.uint64((1 << 24) - 1)
+        ordered = self._loop_outer != self._loop_word
+        covered = np.where(ordered, np.minimum(extent, outer), extent)
+        wrong = trips != (covered + tile - np.uint64(1)) // np.maximum(tile, np.uint64(1))
+        wrong |= (tile < 1) | (tile > self._loop_most.astype(np.uint64))
+        wrong |= ordered & (words[self._loop_outer + 2] & np.uint64((1 << 40) - 1) != extent)
         if waiting:
             wrong &= ~np.isin(self._loop_kernel, list(waiting))
         steps = np.multiply.reduceat(trips.astype(np.float64), self._nest)

@@ -23,7 +23,7 @@ BLOCK = isa.LOCAL_BLOCK
 
 def check(kernel: Kernel, template: Template, chip: Chip) -> None:
     """Raises ``Hazard`` if the kernel's events do not order what it does in local memory."""
-    body = prepare(kernel, template.words, [None] * template.n_buffers)
+    body = prepare(kernel, template.words, [None] * template.n_buffers, bound=False)
     patched = {loop.op.at for loop in loops_of(kernel.body) if not _fixed(loop)}
     most = max((tile.places for tile in kernel.tiles.values()), default=1)
     for steps in (*STEPS, most + 1) if most > 1 else STEPS:
@@ -35,7 +35,7 @@ def check(kernel: Kernel, template: Template, chip: Chip) -> None:
 
 
 def _fixed(loop: Loop) -> bool:
-    return not isinstance(loop.extent, Hole)
+    return not any(isinstance(loop.op.fields[name], Hole) for name in ("extent", "tile", "trips"))
 
 
 class _DryRun:

@@ -15,7 +15,7 @@ import numpy as np
 from graph_kernel.ops import OPS
 from vm import host, isa
 from vm.binder import Binder, BoundProgram, NumberedStep
-from vm.decode import Address, Hole, Kernel, Loop, Op, Operand, Tile, decode
+from vm.decode import Address, Hole, Kernel, Loop, Op, Operand, Tile, decode, unordered
 from vm.dtypes import dtype_of, item_size
 from vm.program import INPUT, LANES, CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
 
@@ -74,7 +74,9 @@ class Machine:
         for item in items:
             step = item.step
             if isinstance(step, KernelStep):
-                kernel = self.kernels.setdefault(step.template, decode(self.program.templates[step.template]))
+                kernel = self.kernels.setdefault(
+                    step.template, unordered(decode(self.program.templates[step.template]))
+                )
                 _Core(self, kernel, self.bound.kernel_words(item.index), step).run()
             elif isinstance(step, HostStep):
                 inputs = [self.memory(b).reshape(self.bound.shape(b)) for b in step.inputs]
@@ -344,4 +346,4 @@ class _Core:
 def kernels(program: Program) -> Iterator[Kernel]:
     """The program's templates, decoded."""
     for template in program.templates:
-        yield decode(template)
+        yield unordered(decode(template))

@@ -19,7 +19,7 @@ import dvm
 from dvm import models, pipeline
 from tests.models import harness
 from vm import isa
-from vm.decode import Loop, decode
+from vm.decode import Loop, decode, unordered
 from vm.disassembler import kernel_steps
 from vm.geometry import Blocks, Rungs, Scalars, blocks, loops_of
 
@@ -28,7 +28,7 @@ def bound_loops(program: dvm.CompiledProgram, dims: dict[str, int]) -> Iterator[
     """For each loop of each kernel at these sizes: the kernel's name, the loop, its extent and how many blocks it runs."""
     bound = program.bind(dims)
     for index, step in enumerate(kernel_steps(program.program.steps)):
-        kernel, words = decode(program.program.templates[step.template]), bound.kernel_words(index)
+        kernel, words = unordered(decode(program.program.templates[step.template])), bound.kernel_words(index)
         table = Scalars(kernel)
         trips = table.trips(words)
         for loop in loops_of(kernel.body):

@@ -28,10 +28,11 @@ FIELD = {f.name: f for f in isa.SYNC}
 
 
 @cache
-def small_chip(ub: int = 8192, cube: int = 8192) -> Chip:
-    """The 910B1 with little local memory."""
+def small_chip(ub: int = 8192, cube: int = 8192, l2: int | None = None) -> Chip:
+    """The 910B1 with little local memory (and, given ``l2``, so many bytes of L2)."""
     chip = Chip.load("910B1")
     memory = dataclasses.replace(chip.memory, ub_bytes=ub + chip.ub_reserved_bytes, l1_bytes=2 * cube, l0c_bytes=cube)
+    memory = dataclasses.replace(memory, l2_bytes=l2 or chip.l2_bytes)
     return dataclasses.replace(chip, memory=memory)
 
 
