@@ -75,6 +75,7 @@ class ProgramBuilder:
         self.constants: list[np.ndarray] = []
         self.constant_index: dict[tuple, int] = {}
         self.memory = MemoryPlan(self.scope, self.code, self.symbols)
+        self.plans: dict[Graph, Plan] = {}
         self.finished: dict[Hashable, Finished] = {}  # code of kernels by structure
         self.kernels: list[dict[str, Any]] = []
         self.cuts: list[dict[str, str]] = []
@@ -119,10 +120,7 @@ class ProgramBuilder:
     def emit(self, graph: Graph, bound: dict[Value, int], targets: Sequence[int | None]) -> list[Step]:
         """Steps of a graph whose inputs are in the buffers ``bound``; its results go to ``targets`` (None: to an output of the
         program)."""
-        _own_outputs(graph)
-        plan = fusion.fuse(graph, self.fused, self.lower_group, self.siblings)
-        self.merges += plan.merges
-        self.cuts += plan.cuts
+        plan = self._fused(graph)
         buffers = dict(bound)
         owners = self._claim_results(graph, plan, buffers, targets)
         steps: list[Step] = []
@@ -137,6 +135,15 @@ class ProgramBuilder:
             else:
                 steps += self.alone(step, plan, buffers)
         return steps
+
+    def _fused(self, graph: Graph) -> Plan:
+        """The kernels of a graph; a body that is called several times is fused once."""
+        if graph not in self.plans:
+            _own_outputs(graph)
+            plan = self.plans[graph] = fusion.fuse(graph, self.fused, self.lower_group, self.siblings)
+            self.merges += plan.merges
+            self.cuts += plan.cuts
+        return self.plans[graph]
 
     def _claim_results(
         self, graph: Graph, plan: Plan, buffers: dict[Value, int], targets: Sequence[int | None]
@@ -257,7 +264,7 @@ class ProgramBuilder:
         outputs = [buffers[v] if v in buffers else self.buffer(v, TEMP) for v in node.outputs]
         for value, b in zip(node.outputs, outputs, strict=True):
             buffers[value] = b
-        method = {"cond": self._cond, "while": self._while, "scan": self._scan}.get(node.op)
+        method = {"call": self._call, "cond": self._cond, "while": self._while, "scan": self._scan}.get(node.op)
         if method is not None:
             return method(node, inputs, outputs)
         self.made.update(zip(node.outputs, outputs, strict=True))
@@ -285,6 +292,10 @@ class ProgramBuilder:
         x = graph.add_input(value.shape, value.dtype, value.name)
         graph.outputs = [x]
         return self.emit(graph, {x: source}, [target])
+
+    def _call(self, node: Node, inputs: list[int], outputs: list[int]) -> list[Step]:
+        body: Graph = node.attrs["body"]
+        return self.emit(body, dict(zip(body.inputs, inputs, strict=True)), outputs)
 
     def _cond(self, node: Node, inputs: list[int], outputs: list[int]) -> list[Step]:
         branches = []

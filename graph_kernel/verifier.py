@@ -41,6 +41,7 @@ ATTRIBUTES: dict[str, str] = {
     "dynamic_update_slice": "",
     "argmax": "axis dtype",
     "argmin": "axis dtype",
+    "call": "body",
     "cond": "branches",
     "while": "cond_graph body_graph cond_consts body_consts",
     "scan": "body num_consts num_carry length reverse",

@@ -123,3 +123,25 @@ register(
         doc="lax.scan_p: inputs are num_consts constants, num_carry carried values, then arrays whose rows are consumed",
     )
 )
+
+
+def _infer_call(scope: Scope, inputs: tuple[Value, ...], attrs: Attrs, origin: Origin) -> list[Type]:
+    body: Graph = attrs["body"]
+    match_parameters(scope, "the body", body.inputs, inputs, origin)
+    return [(v.shape, v.dtype) for v in body.outputs]
+
+
+def _evaluate_call(xs: list[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
+    return attrs["body"](*xs)
+
+
+register(
+    OpDef(
+        "call",
+        Pattern.CONTROL,
+        None,
+        _infer_call,
+        _evaluate_call,
+        doc="runs the body, which several nodes may share: it is optimised and fused once",
+    )
+)

@@ -20,6 +20,7 @@ from graph_kernel.passes.dot_folding import DotFolding
 from graph_kernel.passes.expand_composites import ExpandComposites
 from graph_kernel.passes.index_folding import IndexFolding
 from graph_kernel.passes.inline_control import InlineControl
+from graph_kernel.passes.outline_repeats import OutlineRepeats
 from graph_kernel.passes.recognise import RECOGNISERS
 from graph_kernel.passes.reshape_folding import ReshapeFolding
 from graph_kernel.passes.simplify import Simplify
@@ -49,6 +50,7 @@ Watch = Callable[[PassReport], None]
 _ALL: tuple[type[Pass], ...] = (
     DeadCode,
     CommonSubexpressions,
+    OutlineRepeats,
     ConstantFolding,
     InlineControl,
     Simplify,

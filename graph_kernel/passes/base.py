@@ -49,7 +49,7 @@ class Pass:
     def apply(self, graph: Graph, notes: Counter[str]) -> bool:
         """As ``run``; counts in ``notes`` what was done, by rule name."""
         changed = False
-        for sub in subgraphs(graph):
+        for sub in dict.fromkeys(subgraphs(graph)):  # calls share a body
             changed |= self.apply(sub, notes)
         return self.rewrite(graph, notes) or changed
 

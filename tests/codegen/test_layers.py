@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import dvm
 from benchmarks.layers import stack
+from codegen import compile_graph
 from codegen.build import ProgramBuilder
 from codegen.structure import Structure
 from codegen.tileir import Imm, VInsn, VTile
 from dvm import pipeline
+from graph_kernel import passes
+from graph_kernel.fusion import fuse
 from graph_kernel.fusion.fuse import Fuser
+from graph_kernel.passes import base
+from graph_kernel.passes.outline_repeats import OutlineRepeats
+from symbolic.prover import Prover
 from tests.must_show.exported import MODELS
 from vm import serialise
+from vm.program import Program
 
 
 def test_equal_layers_share_templates_and_integer_code() -> None:
@@ -79,3 +92,100 @@ def test_signed_zeros_are_different_code() -> None:
 
     assert body(0.0).key == body(0.0).key != body(-0.0).key
     assert body(float("nan")).key == body(float("nan")).key
+
+
+def small_outlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets graphs of any size be outlined."""
+    made = passes.default_pipeline
+
+    def pipeline(*args: Any) -> list[passes.Pass]:
+        return [replace(p, nodes=0, repeats=3) if isinstance(p, OutlineRepeats) else p for p in made(*args)]
+
+    monkeypatch.setattr(passes, "default_pipeline", pipeline)
+
+
+def residual_layers(params: list[dict[str, jax.Array]], x: jax.Array, past: list[jax.Array]) -> Any:
+    """Layers with a norm, causal attention over a cache, and a residual stream; every layer has a cache of its own."""
+    scale = jnp.cos(jnp.arange(x.shape[1])[:, None] * jnp.asarray([0.5, 0.25, 2.0, 1.0]))
+    caches = []
+    for p, old in zip(params, past, strict=True):
+        h = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * p["norm"]
+        q, k = (h @ p["q"]) * scale, jnp.concatenate([old, h @ p["k"]], axis=1)
+        scores = jnp.einsum("bqd,bkd->bqk", q, k)
+        seen = jnp.arange(k.shape[1]) <= jnp.arange(x.shape[1])[:, None] + old.shape[1]
+        x = x + jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1) @ k
+        caches.append(k)
+    return x * 2, caches
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 0), (2, 5, 3), (0, 2, 1), (3, 17, 16)], ids=str)
+def test_layers_as_calls_give_what_the_function_gives(
+    sizes: tuple[int, int, int], outlined: dvm.CompiledProgram
+) -> None:
+    b, s, p = sizes
+    rng = np.random.default_rng(0)
+    x, *past = (rng.standard_normal(shape).astype(np.float32) for shape in ((b, s, 4), *[(b, p, 4)] * LAYERS))
+    got, want = outlined(WEIGHTS, x, past), residual_layers(WEIGHTS, jnp.asarray(x), past)
+    for a, e in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5)
+
+
+LAYERS = 5
+_rng = np.random.default_rng(1)
+WEIGHTS = [
+    {
+        name: _rng.standard_normal(shape).astype(np.float32)
+        for name, shape in (("norm", 4), ("q", (4, 4)), ("k", (4, 4)))
+    }
+    for _ in range(LAYERS)
+]
+
+
+@pytest.fixture(scope="module")
+def outlined() -> Iterator[dvm.CompiledProgram]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        small_outlines(monkeypatch)
+        b, p = dvm.Dim("b", min=0), dvm.Dim("p", min=0)
+        x, *past = dvm.spec("b, s, 4", b=b), *[dvm.spec("b, p, 4", b=b, p=p) for _ in range(LAYERS)]
+        program = dvm.compile(residual_layers, WEIGHTS, x, past, tier="reference")
+        (report,) = (r for r in program.program.debug["passes"] if r["name"] == "outline_repeats")
+        assert report["notes"]["calls"] >= LAYERS - 1
+        assert program.launches == 1
+        yield program
+
+
+def work(n: int) -> tuple[Counter[str], Program]:
+    """How often passes and fusion look at something in a stack of n layers."""
+    count: Counter[str] = Counter()
+
+    def counted(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            count[name] += 1
+            return call(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    graph = stack(n).graph
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        counted(fuse, "find_axes")
+        for name in ("_refuse", "_cycle", "complete"):
+            counted(Fuser, name)
+        counted(base.Rewriter, "_place")
+        counted(Prover, "reason")
+        counted(ProgramBuilder, "lower_group")
+        passes.optimise(graph)
+        program = compile_graph(graph, {})
+    return count, program
+
+
+def test_a_deep_stack_is_optimised_and_fused_as_one_layer() -> None:
+    (few, short), (many, long) = work(12), work(16)
+    for name in ("find_axes", "_refuse", "_cycle", "complete", "lower_group"):
+        assert many[name] == few[name] > 0, name
+    assert many["reason"] == few["reason"]  # proofs
+    assert many["_place"] - few["_place"] < 4 * 120  # the pass before the layers are found looks at all of them
+    assert len(long.debug["kernels"]) - len(short.debug["kernels"]) == 4 * 5
+    assert len(long.templates) == len(short.templates)
+    assert len(long.code.code) == len(short.code.code)
