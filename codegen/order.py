@@ -1,4 +1,7 @@
-"""The order in which the cores visit the tiles of a product's result, so that what they read stays in L2.
+"""What is decided about a product's tiles when sizes are known: how large they are, and in which order the cores visit them.
+
+Tiles hold as much as local memory has room for, which is best where there are many. Where there are few, some cores would have none, or
+one more than others: steps of rows and columns are then smaller (``_balanced``).
 
 Row blocks outside, column blocks inside, every core reads all columns' operand for each of its row blocks. That is right as long as both
 operands fit L2. Where they do not, tiles are visited in groups of rows and columns whose operands do (*swizzling*): for a group of columns
@@ -21,17 +24,24 @@ from vm import isa
 from vm.chip import Chip
 
 Item = VInsn | VLoop
+FRACTAL = 16  # rows and columns that the cube multiplies at once
+NARROWEST = 64  # columns of a tile that is made smaller so that more cores have one
 LONGEST = (1 << 24) - 4096  # elements of a step that a loop's field can hold, rounded up to a tile
 
 
 def swizzled(body: list[Item], loops: list[LoopAxis], chip: Chip, scope: Scope) -> list[Item]:
-    """``body``, its nest of rows and columns in ORDER loops if it has one whose operands may be too large for L2."""
+    """``body`` with the steps of a product's rows and columns, or in ORDER loops where its operands may be too large for L2."""
     nest = _nest(body)
     if nest is None:
+        alone = _rows_alone(body)
+        if alone is not None:
+            alone.step = _balanced(alone.axis, None, chip.cube_cores)[0]
         return body
     rows, columns = nest
     a, b = (_bytes(rows, loops, mine, other) for mine, other in ((rows, columns), (columns, rows)))
     most = scope.bounds(rows.axis.extent * a + columns.axis.extent * b)[1]
+    if most is None or most <= chip.l2_bytes:
+        rows.step, columns.step = _balanced(rows.axis, columns.axis, chip.cube_cores)
     if most is not None and most <= chip.l2_bytes:
         return body
     r, g = _groups(rows.axis, columns.axis, a, b, chip)
@@ -57,6 +67,16 @@ def _nest(body: list[Item]) -> tuple[VLoop, VLoop] | None:
     return rows, columns
 
 
+def _rows_alone(body: list[Item]) -> VLoop | None:
+    """The loop over rows of a product whose columns are no loop."""
+    found = [item for item in body if isinstance(item, VLoop)]
+    if len(found) != 1 or found[0].kind != isa.LoopKind.PARALLEL:
+        return None
+    inner = list(walk(found[0].body))
+    product = any(isinstance(x, VInsn) and x.name == "mmad" for x in inner)
+    return found[0] if product and not any(isinstance(x, VLoop) and x.kind == found[0].kind for x in inner) else None
+
+
 def _only_loop(body: list[Item]) -> VLoop | None:
     """The only thing in a body beside events, if that is a loop."""
     found = [item for item in body if isinstance(item, VLoop) or isa.TABLE[item.name].family != "sync"]
@@ -76,6 +96,26 @@ def _bytes(nest: VLoop, loops: list[LoopAxis], mine: VLoop, other: VLoop) -> Dim
                     n = n * (loops[d.loop].extent if d.loop >= 0 else d.size)
             total = total + n
     return total
+
+
+def _balanced(rows: LoopAxis, columns: LoopAxis | None, cores: int) -> tuple[Dim, Dim]:
+    """Steps of rows and columns with which all cores have about as much to do: where there are fewer tiles than cores, narrower ones; then
+    as many blocks of rows as the rounds that the cores need have room for."""
+    high = smax(1, ceildiv(rows.extent, rows.tile))
+    c: Dim = 1
+    across: Dim = 1
+    if columns is not None:
+        wide, narrow = (smax(1, ceildiv(columns.extent, n)) for n in (columns.tile, NARROWEST))
+        c = _whole(columns, smax(wide, smin(floordiv(cores, high), narrow)))
+        across = smax(1, ceildiv(columns.extent, c))
+    rounds = ceildiv(high * across, cores)
+    down = smax(high, floordiv(rounds * cores, across))
+    return _whole(rows, down), c
+
+
+def _whole(axis: LoopAxis, steps: Dim) -> Dim:
+    """The step that divides an axis into so many, rounded up to fractals; at most a tile."""
+    return smin(axis.tile, smax(1, ceildiv(ceildiv(axis.extent, steps), FRACTAL)) * FRACTAL)
 
 
 def _groups(rows: LoopAxis, columns: LoopAxis, a: Dim, b: Dim, chip: Chip) -> tuple[Dim, Dim]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dvm
+from codegen import order
 from tests.e2e import harness
 from tests.vm import reference_mutants as mutants
 from tests.vm.emulated import compiled, time_of
@@ -185,6 +186,26 @@ def test_products_that_fit_are_not_divided() -> None:
     assert "ORDER" not in product(4096, 4096).disassemble(0)
     (kernel,) = time_of(product(28672, 8192), m=100).kernels
     assert kernel.bytes["hbm_read"] == 2 * (100 * 8192 + 8192 * 28672)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "m", "cores"), [(896, 896, 64, 14), (128, 896, 512, 16), (512, 512, 128, 24), (4096, 4096, 4096, 25)]
+)
+def test_few_tiles_are_smaller_so_that_more_cores_have_one(n: int, k: int, m: int, cores: int) -> None:
+    bounded, full = (time_of(product(n, k), m=m).kernels[0], -(-m // 128) * -(-n // 256))
+    assert bounded.cores == cores >= min(full, 25)
+
+
+def test_balanced_products_take_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [
+        (n, k, m) for n, k in ((896, 896), (128, 896), (512, 512), (4096, 4096)) for m in (1, 64, 128, 200, 1000, 2560)
+    ]
+    after = [time_of(product(n, k), m=m).cycles for n, k, m in sizes]
+    monkeypatch.setattr(order, "_balanced", lambda rows, columns, cores: (rows.tile, columns.tile if columns else 1))
+    before = [time_of(product(n, k), m=m).cycles for n, k, m in sizes]
+    gains = [a / b for a, b in zip(before, after, strict=True)]
+    assert min(gains) >= 0.96
+    assert sum(gain >= 1.5 for gain in gains) >= 8
 
 
 def test_skipping_repeated_steps_changes_nothing() -> None:
