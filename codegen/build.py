@@ -9,7 +9,7 @@ import numpy as np
 
 from codegen import host_schedule, local_memory, order, precision, stacking, sync
 from codegen.assemble import Assembled, assemble
-from codegen.lower import Lowering
+from codegen.lower import Lowering, Places
 from codegen.memory_plan import MemoryPlan
 from codegen.precision import Body
 from codegen.structure import Finished, Lowered, Structure
@@ -125,7 +125,8 @@ class ProgramBuilder:
         owners = self._claim_results(graph, plan, buffers, targets)
         steps: list[Step] = []
         for step in plan.steps:
-            for value in step.outputs:
+            for value in step.stores if isinstance(step, Group) else step.outputs:
+                value = plan.aliases.get(value, value)  # a slot lies in a larger value
                 if value not in buffers and value in owners:
                     buffers[value] = self.buffer(value, OUTPUT, output=owners[value])
                 elif value not in buffers and value in plan.stored:
@@ -192,10 +193,10 @@ class ProgramBuilder:
         raise AssertionError(f"{value!r} has no buffer")
 
     def lower_group(
-        self, nodes: list[Node], outputs: list[Value], axes: Axes, layout: Layout, stored: set[Value]
+        self, nodes: list[Node], outputs: list[Value], axes: Axes, layout: Layout, stored: set[Value], places: Places
     ) -> Lowered:
         """Code of a group and the bytes of unified buffer it uses. Raises ``Refusal``."""
-        body = Lowering(axes, layout, outputs, stored, self.scope).run()
+        body = Lowering(axes, layout, outputs, stored, self.scope, places).run()
         name = _kernel_name(nodes)
         structure = Structure(body, layout.loops, name)
         found = self.finished.get(structure.key)
@@ -230,13 +231,13 @@ class ProgramBuilder:
             tuple(self.find(v, plan, buffers) for v in code.buffers),
             f"{name}_{len(self.kernels)}",
         )
-        stored = [b for v, b in zip(code.buffers, step.buffers, strict=True) if v in group.outputs]
+        stored = [b for v, b in zip(code.buffers, step.buffers, strict=True) if v in group.stores]
         self.memory.kernel(step.name, step.buffers, stored)
         self.kernels.append(
             {
                 "name": step.name,
                 "template": number,
-                "ops": ops,
+                "ops": ops or [n.op for n in group.nodes],  # of a copy, none is computed
                 "origin": list(dict.fromkeys(str(n.origin) for n in group.nodes if str(n.origin))),
                 "outputs": [f"{v.name}: {v.dtype}[{', '.join(map(str, v.shape))}]" for v in group.outputs],
                 "loops": [

@@ -29,6 +29,7 @@ from graph_kernel.fusion.layout import (
     value_dims,
     value_parts,
 )
+from graph_kernel.fusion.slots import Slot, whole
 from graph_kernel.fusion.views import LoadMap, Part, Position, constant_scalar, identity, source_map
 from graph_kernel.ir import Node, Value
 from graph_kernel.ops import OPS
@@ -36,6 +37,7 @@ from graph_kernel.ops.base import HALF, Pattern
 from symbolic import Dim, Scope
 from vm import isa
 
+Places = Callable[[Value], tuple[Slot, ...]]
 Convert = Callable[[Part], list[IndexPart]]
 
 
@@ -51,8 +53,17 @@ class Context:
 class Lowering:
     """Lowers one group. ``stored`` are the values in memory, ``outputs`` the ones that this group stores."""
 
-    def __init__(self, axes: Axes, layout: Layout, outputs: list[Value], stored: set[Value], scope: Scope):
+    def __init__(
+        self,
+        axes: Axes,
+        layout: Layout,
+        outputs: list[Value],
+        stored: set[Value],
+        scope: Scope,
+        places: Places = lambda value: (whole(value),),
+    ):
         self.axes, self.layout, self.outputs, self.stored, self.scope = axes, layout, outputs, stored, scope
+        self.places = places
         self.root = Context(None, [])
         self.stack = [self.root]
         self.node_of = {v: n for n in axes.computed for v in n.outputs}
@@ -470,23 +481,23 @@ class Lowering:
         self.emit(depth, "load", {"dst": tile, "address": found.source, "offset": offset, "fill": fill}, tail)
 
     def store(self, value: Value) -> None:
-        """Emits a value and its store into the innermost open loop that it varies with."""
+        """Emits a value and its stores into the innermost open loop that it varies with."""
         tile = self.get(value)
         depth = self.home(self.loops_of(value))
         if tile.dtype != value.dtype:
             raise AssertionError("a value's tile must have its dtype")
         self.check_domain(value)
-        parts: list[IndexPart] = []
-        for d, stride in enumerate(strides(value.shape)):
-            if value.shape[d] != 1:
-                for q in value_parts(self.layout, value, Part(d, 1), self.scope):
-                    parts.append(IndexPart(q.dim, q.coefficient * stride, q.div, q.mod))
-        parts = collapse(parts, self.scope)
-        tail = [
-            {**TERM, "dim": tile.dims.index(q.dim), "step": q.coefficient, "div": q.div, "mod": q.mod, "stride": 1}
-            for q in parts
-        ]
-        self.emit(depth, "store", {"x": tile, "address": value, "offset": 0}, tail)
+        for slot in self.places(value):
+            parts: list[IndexPart] = []
+            for d, stride in enumerate(slot.strides):
+                if value.shape[d] != 1:
+                    for q in value_parts(self.layout, value, Part(d, 1), self.scope):
+                        parts.append(IndexPart(q.dim, q.coefficient * stride, q.div, q.mod))
+            tail = [
+                {**TERM, "dim": tile.dims.index(q.dim), "step": q.coefficient, "div": q.div, "mod": q.mod, "stride": 1}
+                for q in collapse(parts, self.scope)
+            ]
+            self.emit(depth, "store", {"x": tile, "address": slot.name, "offset": slot.offset}, tail)
 
     def check_domain(self, value: Value) -> None:
         """Raises ``Refusal`` if a loop runs over an axis that a result lacks: cores would store one element several times."""

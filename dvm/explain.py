@@ -73,17 +73,19 @@ def cuts(program: Program) -> list[dict[str, str]]:
     for cut in program.debug.get("cuts", ()):
         refused.setdefault(str(cut["value"]), []).append(str(cut["reason"]))
     stored = [set(stored_buffers(decode(template))) for template in program.templates]
-    writer: dict[int, str] = {}
+    writers: dict[int, dict[str, None]] = {}  # several, where each stores a part
     found: dict[tuple[str, str, str], str] = {}
     for step in kernel_steps(program.steps):
         for number, b in enumerate(step.buffers):
             place = _place(program, b)
             if number in stored[step.template]:
-                writer[place] = step.name
-            elif writer.get(place, step.name) != step.name:
+                part = program.buffers[b].alias is not None
+                writers[place] = {**(writers.get(place, {}) if part else {}), step.name: None}
+                continue
+            for writer in [w for w in writers.get(place, {}) if w != step.name]:
                 value = program.buffers[b].name
-                reasons = dict.fromkeys(refused.get(value, ())) or [_no_rule(ops, writer[place], step.name)]
-                found.setdefault((writer[place], step.name, value), "; ".join(reasons))
+                reasons = dict.fromkeys(refused.get(value, ())) or [_no_rule(ops, writer, step.name)]
+                found.setdefault((writer, step.name, value), "; ".join(reasons))
     return [{"from": a, "to": b, "value": value, "reason": why} for (a, b, value), why in found.items()]
 
 

@@ -24,8 +24,9 @@ from graph_kernel.fusion.prepare import (
     root_of,
     unshare,
 )
-from graph_kernel.fusion.repeats import Structure, Structures
+from graph_kernel.fusion.repeats import Structures
 from graph_kernel.fusion.rules import LATE_RULES, MOVEMENT, RULES, SIBLINGS, Group, Rule, Siblings, movement, products
+from graph_kernel.fusion.slots import Slot, Slots, whole
 from graph_kernel.fusion.waste import EXPENSIVE, expensive, wasteful
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.ops import OPS
@@ -45,8 +46,10 @@ class Code(Protocol):
         ...
 
 
-Lower = Callable[[list[Node], list[Value], Axes, Layout, set[Value]], Code]
-"""Code generation of a group (nodes, outputs, axes, layout, values in memory); raises ``Refusal`` where it has none."""
+Places = Callable[[Value], tuple[Slot, ...]]
+Lower = Callable[[list[Node], list[Value], Axes, Layout, set[Value], Places], Code]
+"""Code generation of a group (nodes, outputs, axes, layout, values in memory, where an output is stored); raises ``Refusal`` where it has
+none."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class Fuser:
             Group, list[tuple[Node, Value]]
         ] = {}  # what groups read of nodes in groups, once all are seeded
         self.count = 0
+        self.slots = Slots(self)
 
     def _size_makers(self) -> dict[Node, list[Value]]:
         """For each node that uses sizes that depend on data, the values that have them. Such a node counts as a user of these values,
@@ -171,7 +175,7 @@ class Fuser:
         found = []
         for node in members:
             for value in node.outputs:
-                if value in self.results or value in self.forced or self._read_outside(value, members):
+                if value in self.results or value in self.forced or self.read_outside(value, members):
                     found.append(value)
         return found
 
@@ -179,7 +183,7 @@ class Fuser:
         """What a kernel of ``members`` (in order) stores: the last value if nothing else reads any."""
         return self.stored_outputs(members) or [list(members)[-1].outputs[0]]
 
-    def _read_outside(self, value: Value, members: dict[Node, None]) -> bool:
+    def read_outside(self, value: Value, members: Mapping[Node, None]) -> bool:
         """Whether a node outside ``members`` reads the value, directly or through free nodes."""
         stack, seen = [value], {value}
         while stack:
@@ -223,27 +227,32 @@ class Fuser:
         members = self._in_order(group.nodes)
         nodes = self.closure(members)
         outputs = self._results(members)
-        structure = self.structures.of(nodes, dict.fromkeys(members, 1), outputs, self.constants, group.tied)
+        stores = [self.slots.stores(value) for value in outputs]
+        shapes = tuple(tuple((s.name is s.target, s.offset, s.strides) for s in found) for found in stores)
+        names = [slot.name for found in stores for slot in found]
+        structure = self.structures.of(nodes, dict.fromkeys(members, 1), outputs, self.constants, group.tied, shapes)
         found = self.completed.get(structure.key)
         if found is None:
             try:
-                found = self._complete(group, nodes, outputs, structure)
+                found = self._complete(group, nodes, outputs, [*structure.values, *names])
             except Refusal as refusal:
                 found = structure.written(str(refusal))
             self.completed[structure.key] = found
         if isinstance(found, str):
             raise Refusal(structure.read(found))
         group.outputs, group.axes, group.layout, group.facts = outputs, found.axes, found.layout, found.facts
+        group.stores = names
         if found.code is not None:
-            group.code = found.code.over(dict(zip(found.values, structure.values, strict=True)))
+            group.code = found.code.over(dict(zip(found.values, [*structure.values, *names], strict=True)))
 
-    def _complete(self, group: Group, nodes: list[Node], outputs: list[Value], structure: Structure) -> Completed:
+    def _complete(self, group: Group, nodes: list[Node], outputs: list[Value], values: list[Value]) -> Completed:
         stored = self.outside(nodes)
         with self.scope.recording() as used:
             axes = find_axes(nodes, stored, self.scope, group.tied)
             layout = plan(nodes, axes, outputs, self.scope)
-            code = None if self.lower is None else self.lower(group.nodes, outputs, axes, layout, stored)
-        return Completed(tuple(structure.values), axes, layout, used.lines(), code)
+            places = self.slots.stores
+            code = None if self.lower is None else self.lower(group.nodes, outputs, axes, layout, stored, places)
+        return Completed(tuple(values), axes, layout, used.lines(), code)
 
     # --- single nodes ---------------------------------------------------------------------------------------------------------------
     def seed(self) -> None:
@@ -361,6 +370,7 @@ class Fuser:
             for rule in LATE_RULES:
                 while self._sweep(rule):
                     pass
+            self.slots.run()
             self._sibling_movement()
             if self.siblings is not None:
                 self._merge_siblings(self.siblings)
@@ -452,11 +462,11 @@ class Fuser:
         products = [n for n in consumer.nodes if n.op == "dot"]
         return any(dot in self._reachable(node, members) for node in producer.nodes for dot in products)
 
-    def _merge(self, producer: Group, consumer: Group, value: Value, rule: Rule) -> bool:
+    def _merge(self, producer: Group, consumer: Group, value: Value, rule: Rule, tie: Tied = ()) -> bool:
         key = (producer.id, consumer.id)
         if key in self.tried:
             return False
-        reason = self._refuse(producer, consumer, rule)
+        reason = self._refuse(producer, consumer, rule, tie)
         if reason:
             self.tried[key] = reason
             self.cuts.append(_cut(producer.nodes[-1], consumer.nodes[0], value, reason))
@@ -471,7 +481,7 @@ class Fuser:
             }
         )
         merged = self._new_group(nodes)
-        merged.tied = self._tied(producer, consumer, rule)
+        merged.tied = self._tied(producer, consumer, rule) + tie
         if producer.shape == consumer.shape:
             merged.shape = producer.shape
         return True
@@ -491,7 +501,7 @@ class Fuser:
             if same_shape(a, b, self.scope):
                 self._merge(first, second, a, MOVEMENT)
 
-    def _refuse(self, producer: Group, consumer: Group, rule: Rule) -> str:
+    def _refuse(self, producer: Group, consumer: Group, rule: Rule, tie: Tied = ()) -> str:
         if len(producer.nodes) + len(consumer.nodes) > MAX_GROUP:
             return f"more than {MAX_GROUP} nodes"
         members = dict.fromkeys((*producer.nodes, *consumer.nodes))
@@ -499,7 +509,7 @@ class Fuser:
             return "another kernel lies between them"
         if producer.shape is not None and producer.shape == consumer.shape:
             return ""  # one index for everything
-        tied = self._tied(producer, consumer, rule)
+        tied = self._tied(producer, consumer, rule) + tie
         nodes = self.closure(members)
         outputs = self._results(self._in_order(members))
         marks = dict.fromkeys(producer.nodes, 1) | dict.fromkeys(consumer.nodes, 2)
@@ -528,7 +538,7 @@ class Fuser:
             layout = plan(nodes, axes, outputs, self.scope)
             reason = wasteful([n for n in checked if n not in self.free], outputs, axes, layout)
             if not reason and strict and self.lower is not None:
-                self.lower(members, outputs, axes, layout, stored)
+                self.lower(members, outputs, axes, layout, stored, lambda value: (whole(value),))
         except Refusal as refusal:
             return str(refusal)
         return reason
@@ -557,6 +567,39 @@ class Fuser:
                             seen.add(item)
                             stack.append(item)
         return False
+
+    # --- slots --------------------------------------------------------------------------------------------------------------------
+    def cut(self, a: Node | None, b: Node, value: Value, reason: str) -> None:
+        """Records why ``a`` and ``b`` are not one kernel."""
+        self.cuts.append(_cut(a, b, value, reason))
+
+    def merge(self, first: Group, second: Group, value: Value, rule: Rule, tie: Tied = ()) -> bool:
+        """Merges two groups if nothing speaks against it; ``tie``: pairs of results with one iteration space."""
+        return self._merge(first, second, value, rule, tie)
+
+    def same_shape(self, a: Value, b: Value) -> bool:
+        """Whether two values are proven to have the same shape."""
+        return same_shape(a, b, self.scope)
+
+    def regroup(self, nodes: list[Node], tied: Tied) -> None:
+        """Makes a group of what is left of one."""
+        group = self._new_group(nodes)
+        group.parts, group.tied = (), tied
+
+    def add_copy(self, value: Value, concat: Node) -> Value:
+        """A kernel that copies ``value``, an operand of ``concat``; returns the copy."""
+        node = self.graph.make_node("reshape", [value], {"shape": value.shape, "copy": True}, concat.origin)
+        self.graph.nodes.insert(self.graph.nodes.index(concat), node)
+        self.position[node] = self.position[concat]
+        self.users.setdefault(value, []).append(node)
+        self.users[node.output] = [concat]
+        self._new_group([node])
+        node.output.name = concat.output.name
+        return node.output
+
+    def slot_merge(self, concat: Node, how: str) -> None:
+        """Records that a concatenation's operands are written in place."""
+        self.merges.append({"rule": how, "from": "operands", "to": _describe(concat), "value": concat.output.name})
 
     # --- attention ----------------------------------------------------------------------------------------------------------------
     def _attention(self) -> None:
@@ -614,7 +657,7 @@ class Fuser:
         while dropped:  # what others read stays outside
             dropped = False
             for node in list(found):
-                if any(v in self.results or v in self.forced or self._read_outside(v, members) for v in node.outputs):
+                if any(v in self.results or v in self.forced or self.read_outside(v, members) for v in node.outputs):
                     del found[node], members[node]
                     dropped = True
         if not any(n.op == "dot" for n in found) or not any(n.op in REDUCTIONS for n in found):
@@ -643,12 +686,13 @@ class Fuser:
             self._complete_or_split(group)
         groups = self.groups()
         steps: list[Group | Node] = [*groups, *self.alone]
-        stored = set(self.graph.inputs) | self.constants | set(self.forced)
+        targets = self.slots.targets()
+        stored = set(self.graph.inputs) | self.constants | set(self.forced) | set(targets.values())
         for group in groups:
-            stored.update(group.outputs)
+            stored.update(group.stores)
         for node in self.alone:
             stored.update(node.outputs)
-        return Plan(self._order(steps), stored, self.aliases, self.merges, _once(self.cuts))
+        return Plan(self._order(steps), stored, self.aliases | targets, self.merges, _once(self.cuts))
 
     def _complete_or_split(self, group: Group) -> None:
         """Completes a group; one without a kernel form after all falls apart into what was merged last. (Its parts cannot form a cycle
@@ -667,10 +711,11 @@ class Fuser:
 
     def _order(self, steps: list[Group | Node]) -> list[Group | Node]:
         """Topological order, ties by position in the graph."""
-        maker: dict[Value, Group | Node] = {}
+        targets = self.slots.targets()
+        makers: dict[Value, list[Group | Node]] = {}
         for step in steps:
-            for value in step.outputs:
-                maker[value] = step
+            for value in step.stores if isinstance(step, Group) else step.outputs:
+                makers.setdefault(targets.get(value, value), []).append(step)
         done: dict[Group | Node, None] = {}
 
         def first(step: Group | Node) -> int:
@@ -683,9 +728,7 @@ class Fuser:
                 for value in (*node.inputs, *self.makers.get(node, ())):
                     while value in self.aliases:
                         value = self.aliases[value]
-                    other = maker.get(value)
-                    if other is not None and other is not step:
-                        out.append(other)
+                    out += [other for other in makers.get(value, ()) if other is not step]
             return list(dict.fromkeys(out))
 
         for root in sorted(steps, key=first):

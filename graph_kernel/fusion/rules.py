@@ -27,6 +27,7 @@ class Group:
         default_factory=list
     )  # relations between sizes that its loops rest on, each with why it holds
     code: Any = None  # what ``lower`` made of it
+    stores: list[Value] = field(default_factory=list)  # the memory it writes: results, or slots in larger values
     tied: Tied = ()  # results of siblings that have one iteration space
     shape: tuple[Any, ...] | None = None  # of every value, where nothing but elementwise nodes and scalars takes part
 
@@ -39,6 +40,8 @@ class Group:
         """Whether a node of the group is one of ``ops``."""
         return not self.ops.isdisjoint(ops)
 
+
+MAX_MOVED = 8  # results of one kernel that only moves data: kernels of equal layers stay equal
 
 Siblings = Callable[[Group, Group], bool]
 """Whether two groups, neither of which reads the other, should be one kernel."""
@@ -95,7 +98,12 @@ RULES: tuple[Rule, ...] = (
     Rule("joined products", lambda f, p, c: products(p) and products(c) and not f.feeds_product(p, c), strict=True),
 )
 SIBLINGS = Rule("sibling products", lambda f, p, c: products(p) and products(c), strict=True)
-MOVEMENT = Rule("sibling movement", lambda _, p, c: movement(p) and movement(c), strict=True)
+JOINED = Rule("joined operands", lambda _, p, c: not has_product(p) and not has_product(c), strict=True)
+MOVEMENT = Rule(
+    "sibling movement",
+    lambda _, p, c: movement(p) and movement(c) and len(p.nodes) + len(c.nodes) <= MAX_MOVED,
+    strict=True,
+)
 LATE_RULES: tuple[Rule, ...] = (
     Rule("matmul prologue", lambda _, p, c: not has_product(p) and has_product(c), strict=True),
 )

@@ -103,7 +103,9 @@ class Buffer:
     input: int | None = None  # index into Program.inputs
     output: int | None = None  # index into Program.outputs
     name: str = ""  # debug
-    alias: int | None = None  # the buffer whose memory this is under another shape; it is never written under this name
+    alias: int | None = (
+        None  # the buffer whose memory this is under another shape, or a part of it that a kernel writes
+    )
 
 
 @dataclass(frozen=True)
