@@ -118,7 +118,7 @@ class _Core:
         for item in body:
             if isinstance(item, Loop):
                 extent = self.scalar(item.extent)
-                tile = self.machine.tile or item.op.fixed("tile")
+                tile = self.machine.tile or self.scalar(item.op.fields["tile"])
                 for base in range(0, extent, tile):
                     self.axes[item.axis] = (base, min(tile, extent - base))
                     self.block(item.body)
