@@ -18,7 +18,7 @@ import random
 import statistics
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import click
 import numpy as np
@@ -50,6 +50,9 @@ class Figures:
     warm: float
     error: float
     warm_of_shape: list[float]
+    binds: list[float] = field(
+        default_factory=list
+    )  # of the first calls, what binding the sizes took; the product only
 
 
 def error(got: list[np.ndarray], want: list[np.ndarray]) -> float:
@@ -62,25 +65,30 @@ def error(got: list[np.ndarray], want: list[np.ndarray]) -> float:
     return worst
 
 
-def measure(workload: str, peers: list[str], rounds: int, calls: int, log: Console) -> list[Figures]:
-    """All peers on one workload, taking turns."""
+def measure(
+    workload: str, peers: list[str], rounds: int, calls: int, log: Console, shapes: int | None = None
+) -> list[Figures]:
+    """All peers on one workload, taking turns; on ``shapes`` of its shapes, spread evenly, if given."""
     from benchmarks.peers.workloads import WORKLOADS
 
     made = WORKLOADS[workload]()
     count = len(made.stream)
-    order = list(range(count))
+    order = list(range(count)) if shapes is None else sorted({k * (count - 1) // (shapes - 1) for k in range(shapes)})
     random.Random(0).shuffle(order)
-    log.print(f"{made.title}: {count} shapes", highlight=False)
+    log.print(f"{made.title}: {len(order)} shapes", highlight=False)
     workers = {peer: Worker(workload, peer) for peer in peers}
     try:
         prepared = {peer: w.ask("prepare") for peer, w in workers.items()}
         first = {peer: [0.0] * count for peer in peers}
+        binds: dict[str, list[float]] = {peer: [] for peer in peers}
         for k in order:
             for peer, w in workers.items():
-                first[peer][k] = w.ask("call", k)
+                if peer == "dvm":
+                    binds[peer].append(w.ask("bind", k))
+                first[peer][k] = w.ask("call", k) + sum(binds[peer][-1:])
         errors = dict.fromkeys(peers, 0.0)
         if "jit" in peers:
-            for k in order[:: max(1, count // 4)]:
+            for k in order[:: max(1, len(order) // 4)]:
                 want = workers["jit"].ask("result", k)
                 for peer, w in workers.items():
                     errors[peer] = max(errors[peer], error(w.ask("result", k), want))
@@ -94,9 +102,10 @@ def measure(workload: str, peers: list[str], rounds: int, calls: int, log: Conso
             w.stop()
     found = []
     for peer in peers:
-        warm = [statistics.median(t) for t in times[peer]]
-        worst = max(f - t for f, t in zip(first[peer], warm, strict=True))
-        found.append(Figures(peer, prepared[peer], worst, sum(first[peer]), sum(warm), errors[peer], warm))
+        warm = {k: statistics.median(times[peer][k]) for k in sorted(order)}
+        worst = max(first[peer][k] - t for k, t in warm.items())
+        total, values = sum(first[peer]), list(warm.values())
+        found.append(Figures(peer, prepared[peer], worst, total, sum(values), errors[peer], values, binds[peer]))
     return found
 
 

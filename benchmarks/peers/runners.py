@@ -25,6 +25,9 @@ class Runner:
     def prepare(self) -> None:
         """What is done once, before any shape is known."""
 
+    def bind(self, k: int) -> None:
+        """What can be done for shape ``k`` before it is run, if anything."""
+
     def call(self, k: int) -> Any:
         """Runs shape ``k`` and waits."""
         raise NotImplementedError
@@ -47,6 +50,13 @@ class _Jax(Runner):
         return jax.block_until_ready(jax.tree.map(jax.device_put, self.params))
 
 
+def jax_leaves(tree: Any) -> list[Any]:
+    """The arrays of a pytree in order."""
+    import jax
+
+    return jax.tree.leaves(tree)
+
+
 class Dvm(_Jax):
     """This product: compiled once with every dim symbolic."""
 
@@ -56,6 +66,9 @@ class Dvm(_Jax):
         self.params = self._params()
         self.program = dvm.compile(self.workload.jax_fn, self.params, *self.workload.specs())
         self.program.wait()
+
+    def bind(self, k: int) -> None:
+        self.program.bind_flat([*jax_leaves(self.params), *self.inputs[k]])
 
     def call(self, k: int) -> Any:
         import jax

@@ -12,7 +12,7 @@ PAUSE = 0.003  # seconds between turns: worker threads of the previous peer stop
 
 
 def serve(pipe: Connection, workload: str, peer: str) -> None:
-    """A worker: makes the peer and answers ('prepare' | 'call' | 'result', k) with milliseconds or arrays."""
+    """A worker: makes the peer and answers ('prepare' | 'bind' | 'call' | 'result', k) with milliseconds or arrays."""
     try:
         from benchmarks.peers.runners import RUNNERS
         from benchmarks.peers.workloads import WORKLOADS
@@ -30,6 +30,8 @@ def serve(pipe: Connection, workload: str, peer: str) -> None:
             value = None
             if command == "prepare":
                 runner.prepare()
+            elif command == "bind":
+                runner.bind(k)
             else:
                 value = runner.call(k)
             elapsed = (time.perf_counter() - start) * 1e3
