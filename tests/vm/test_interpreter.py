@@ -175,3 +175,24 @@ def test_a_larger_class_is_one_more_image() -> None:
     assert interpreter_image.capacity(0) == interpreter_image.SMALLEST_CLASS
     sizes = {interpreter_image.capacity(n) for n in range(1 << 20, 1 << 28, 1 << 20)}
     assert sorted(sizes) == [1 << 21, 1 << 23, 1 << 25, 1 << 27, 1 << 29]
+
+
+def test_equal_layers_are_planned_once_for_a_launch() -> None:
+    rng = np.random.default_rng(3)
+    weights = [rng.standard_normal((4, 4)).astype(np.float32) for _ in range(9)]
+    x = rng.standard_normal((7, 4)).astype(np.float32)
+
+    def layers(ws: list[Any], x: Any) -> Any:
+        for w in ws:
+            x = jnp.tanh(x @ w) @ w.T + x.sum(0)
+        return x
+
+    planned = []
+    for n in (6, 9):
+        program = dvm.compile(layers, weights[:n], spec("n, 4"), tier="interpreter")
+        before = dvm.stats()
+        np.testing.assert_allclose(program(weights[:n], x), layers(weights[:n], x), rtol=1e-4, atol=1e-4)
+        program(weights[:n], x)  # what is planned is kept with the sizes
+        planned.append(dvm.stats()["interpreter_plans"] - before.get("interpreter_plans", 0))
+        assert len(program.kernels) > planned[-1]
+    assert planned[0] == planned[1]
