@@ -31,7 +31,10 @@ there are places, one wait a load, one set when a place is free again, and as ma
 
 The step of a PARALLEL loop may be chosen when a program is bound, up to what tiles hold. An ORDER loop stands around PARALLEL ones and says
 in which order the cores visit their steps: all cores walk the ORDER loop's steps, and share what lies inside. Executors that take larger
-steps leave it out.
+steps leave it out. A SPLIT loop stands around REDUCE ones over its axis: its steps are shared out among cores, each of which sums up its
+part and adds it to memory with a store that has `add`. Additions of several cores come in any order, so that their sum is rounded in any
+order too (the executors of this machine add in the order of the steps); what is added to must hold something before, and the kernel may use
+it for nothing else. Both loops have a bound step, so that the sizes of a launch decide how many steps there are.
 
 A field whose value depends on a dimension is a *hole*: the template lists it as a patch (word, lowest bit, width, parameter), and
 binding writes the parameter's value there. `{p0}` in a listing is such a hole. An address is a relocation: binding writes the buffer's

@@ -264,9 +264,9 @@ def valid_elements(dims: list[Dim]) -> Array | None:
     return found
 
 
-def put(memory: Array, value: Array, plan: Plan, dims: list[Dim]) -> Array:
-    """``memory`` (flat, or [rows, 128] where everything is aligned to lane rows) with the tile ``value`` written in. Elements beyond a
-    dim's valid count keep what the memory holds."""
+def put(memory: Array, value: Array, plan: Plan, dims: list[Dim], add: bool = False) -> Array:
+    """``memory`` (flat, or [rows, 128] where everything is aligned to lane rows) with the tile ``value`` written in, or added to what it
+    holds. Elements beyond a dim's valid count keep what the memory holds."""
     chosen, run = run_dims(plan, dims, SLACK_ROWS * LANES)
     rest = [d for d in range(len(dims)) if d not in chosen and dims[d].size > 1]
     perm = rest + chosen
@@ -290,6 +290,8 @@ def put(memory: Array, value: Array, plan: Plan, dims: list[Dim]) -> Array:
     def write(i: Any, memory: Array) -> Array:
         at = (offsets[i] // LANES, jnp.int64(0)) if memory.ndim == 2 else (offsets[i],)
         new = piece(pieces, i)
+        if add:
+            new = new + lax.dynamic_slice(memory, at, shape)
         if inside is not None:
             new = jnp.where(piece(inside, i), new, lax.dynamic_slice(memory, at, shape))
         return lax.dynamic_update_slice(memory, new, at)

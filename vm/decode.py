@@ -181,7 +181,7 @@ def decode(template: Template) -> Kernel:
             _declare(op, tiles)
         elif op.insn.name == "loop":
             axis, kind = op.fixed("axis"), op.fixed("kind")
-            own = kind != isa.LoopKind.ORDER
+            own = kind >= len(isa.LoopKind) or not isa.LoopKind(kind).divides
             taken = axis in open_axes or (not own and (axis, False) in opened)
             if taken or axis >= isa.MAX_AXES or kind >= len(isa.LoopKind):
                 raise ProgramError(f"word {op.at}: loop over axis {axis} is malformed")
@@ -223,14 +223,14 @@ def _check_operands(op: Op, tiles: dict[int, Tile], axes: list[int]) -> None:
 
 
 def unordered(kernel: Kernel) -> Kernel:
-    """The kernel without its ORDER loops, for executors that choose their own order."""
+    """The kernel without its ORDER and SPLIT loops, for executors that choose their own order."""
 
     def flat(body: Sequence[Op | Loop]) -> list[Op | Loop]:
         out: list[Op | Loop] = []
         for item in body:
             if not isinstance(item, Loop):
                 out.append(item)
-            elif item.kind == isa.LoopKind.ORDER:
+            elif item.kind.divides:
                 out += flat(item.body)
             else:
                 out.append(replace(item, body=flat(item.body)))

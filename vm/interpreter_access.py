@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -237,10 +237,13 @@ class Access:
 
     # --- instructions -------------------------------------------------------------------------------------------------------------
     def load(self, op: Op) -> None:
+        dst = self.p.local(op.fixed("dst"))
+        if dst.n:
+            self._fetch(op, dst)
+
+    def _fetch(self, op: Op, dst: Local) -> None:
+        """Rows that bring what a load or store names into ``dst``."""
         p = self.p
-        dst = p.local(op.fixed("dst"))
-        if not dst.n:
-            return
         r, place = self.resolve(op, dst)
         _same_words(place, dst)
         wide, n = dst.wide, dst.n
@@ -248,7 +251,7 @@ class Access:
         if r.moving or r.masked:
             from vm.interpreter_lower import word_of
 
-            fill = word_of(isa.imm_value(p.value(op.fields["fill"]) & isa.MASK64, dst.tile.dtype))
+            fill = word_of(isa.imm_value(p.value(op.fields.get("fill", 0)) & isa.MASK64, dst.tile.dtype))
             at = self.positions(r, dst)
             p.operation(f"{prefix}load_at", wide, n, DST=dst.at, Y=at, P0=fill)
             return
@@ -276,6 +279,11 @@ class Access:
         x = p.local(op.fixed("x"))
         if not x.n:
             return
+        if op.fixed("add"):
+            held = self.p.scratch(x.n, False)
+            self._fetch(op, replace(x, at=held))
+            self.p.operation(io.elementwise("add", "f"), False, x.n, DST=held, X=held, Y=x.at)
+            x = replace(x, at=held)
         r, place = self.resolve(op, x)
         _same_words(place, x)
         strides = r.strides() if r.extra is None and not r.moving else None

@@ -58,11 +58,25 @@ class LoopKind(IntEnum):
 
     An ORDER loop stands around PARALLEL loops over its own axis and restricts them, step by step, to its step's elements: all cores walk
     its steps and share what is inside. It says in which order the cores visit tiles, never what is computed.
+
+    A SPLIT loop stands around REDUCE loops over its own axis: its steps are shared out among cores, each sums up its step's elements, and
+    what it sums up is added to memory (a store with `add`).
     """
 
     PARALLEL = 0
     REDUCE = 1
     ORDER = 2
+    SPLIT = 3
+
+    @property
+    def shared(self) -> bool:
+        """Whether the steps are shared out among cores."""
+        return self in (LoopKind.PARALLEL, LoopKind.SPLIT)
+
+    @property
+    def divides(self) -> bool:
+        """Whether it stands around loops over its own axis and restricts them."""
+        return self in (LoopKind.ORDER, LoopKind.SPLIT)
 
 
 DTYPES: tuple[np.dtype, ...] = tuple(
@@ -224,8 +238,13 @@ _insn(
 _insn(
     "store",
     Pipe.MTE3,
-    (_X, Field("address", 2, 0, 64, kind="address"), Field("offset", 3, 0, 64, signed=True)),
-    "global memory at the address, through the terms, = x.",
+    (
+        _X,
+        Field("add", 1, 48, 1),
+        Field("address", 2, 0, 64, kind="address"),
+        Field("offset", 3, 0, 64, signed=True),
+    ),
+    "global memory at the address, through the terms, = x; with `add` (float32), x is added to what is there, element by element at once.",
     "memory",
     tail=TERM,
     tail_words=TERM_WORDS,

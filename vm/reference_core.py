@@ -71,8 +71,8 @@ class ReadyLoop:
     )  # of an ORDER loop: its body at steps of so many elements
 
     def inside(self, base: int) -> list[Ready | ReadyLoop]:
-        """The body at the step that begins at element ``base``: what stands in an ORDER loop runs over that step's elements."""
-        if self.kind != isa.LoopKind.ORDER:
+        """The body at the step that begins at element ``base``: what an ORDER or SPLIT loop holds runs over that step's elements."""
+        if not self.kind.divides:
             return self.body
         n = min(self.tile, self.extent - base)
         if n not in self.parts:
@@ -124,7 +124,7 @@ class Places:
 def prepare(kernel: Kernel, words: np.ndarray, regions: Sequence[Any], bound: bool = True) -> list[Ready | ReadyLoop]:
     """The kernel's loop tree with the numbers of bound words; ``regions`` are what its buffers are to the caller. ``ProgramError`` where
     a loop's numbers disagree (not looked at in words that are not ``bound``)."""
-    ordered: dict[int, ReadyLoop] = {}  # open ORDER loops by axis
+    divided: dict[int, ReadyLoop] = {}  # open ORDER and SPLIT loops by axis
 
     def pipe_at(op: Op) -> Pipe:
         if op.insn.family == "sync":
@@ -161,16 +161,16 @@ def prepare(kernel: Kernel, words: np.ndarray, regions: Sequence[Any], bound: bo
         fields = {f.name: isa.get(words, item.op.at, f) for f in item.op.insn.fields}
         tile, trips, extent = fields["tile"], fields["trips"], fields["extent"]
         out = ReadyLoop(item.op.at, item.axis, item.kind, tile, trips, extent, [])
-        outer = ordered.get(item.axis)
+        outer = divided.get(item.axis)
         if bound:
             n = extent if outer is None else min(extent, outer.tile)
             if tile < 1 or trips != -(-n // tile) or (outer is not None and outer.extent != extent):
                 raise ProgramError(f"word {item.op.at}: {trips} steps of {tile} do not make a loop of {n} elements")
-        if item.kind == isa.LoopKind.ORDER:
-            ordered[item.axis] = out
+        if item.kind.divides:
+            divided[item.axis] = out
         out.body = walk(item.body)
-        if item.kind == isa.LoopKind.ORDER:
-            del ordered[item.axis]
+        if item.kind.divides:
+            del divided[item.axis]
         return out
 
     def walk(body: Sequence[Op | Loop]) -> list[Ready | ReadyLoop]:
@@ -189,7 +189,7 @@ def nested(loop: ReadyLoop, cores: int) -> int:
     """Steps of the parallel loops inside one step of a parallel loop that are shared out with it: those of the longest where several
     follow each other. 1 where a step has other loops that every core would repeat and there are steps enough without."""
     within = [item for item in loop.body if isinstance(item, ReadyLoop)]
-    parallel = [item for item in within if item.kind == isa.LoopKind.PARALLEL]
+    parallel = [item for item in within if item.kind.shared]
     if len(within) > len(parallel) and loop.trips >= cores:
         return 1
     return max([1, *(item.trips * nested(item, cores) for item in parallel)])
@@ -200,7 +200,7 @@ def core_count(body: Sequence[Ready | ReadyLoop], limit: int) -> int:
     most = 1
     for item in body:
         if isinstance(item, ReadyLoop):
-            parallel = item.kind == isa.LoopKind.PARALLEL
+            parallel = item.kind.shared
             most = max(most, item.trips * nested(item, limit) if parallel else core_count(item.body, limit))
     return min(limit, most)
 
@@ -348,7 +348,7 @@ def core_steps(loop: ReadyLoop, share: Share) -> tuple[list[tuple[int, int, int]
     if loop.kind == isa.LoopKind.ORDER:
         busy = (k for k in range(loop.trips) if any(_busy(x, share) for x in loop.inside(k * loop.tile)))
         return [(k, 0, 1) for k in busy], 1
-    begin, end, inner = share(loop) if loop.kind == isa.LoopKind.PARALLEL else (0, loop.trips, 1)
+    begin, end, inner = share(loop) if loop.kind.shared else (0, loop.trips, 1)
     return list(steps_inside(begin, end, inner)), inner
 
 
@@ -419,7 +419,7 @@ class Cores:
             if isinstance(item, Ready):
                 self.pipes.issue(Task(item, dict(self.axes), first, last, stores, self.places.issue(item)))
                 continue
-            parallel = item.kind == isa.LoopKind.PARALLEL
+            parallel = item.kind.shared
             steps, inner = core_steps(item, share)
             outer = self.axes.get(item.axis)
             origin = outer[0] if outer is not None else 0

@@ -163,12 +163,16 @@ class Arena:
         self.owner = np.full(items, NOBODY, np.int32)
         self.writer = self.reader = np.zeros(0, np.int64)
         self.writer_core = self.reader_core = np.zeros(0, np.int16)
+        self.added = np.zeros(
+            0, bool
+        )  # items that have been added to since: other cores may add as well, and nothing else
 
     def begin(self) -> None:
         """A kernel that stores here starts: who accesses what is watched."""
         n = len(self.written)
         self.writer, self.reader = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
         self.writer_core, self.reader_core = np.full(n, -1, np.int16), np.full(n, -1, np.int16)
+        self.added = np.zeros(n, bool)
 
     def end(self) -> None:
         """The kernel is done."""
@@ -218,6 +222,19 @@ class Arena:
         self.written[at] = written
         self.owner[at] = owner
         self.writer[at], self.writer_core[at] = access.code, access.core
+        self.added[at] = False
+
+    def add(self, at: np.ndarray, value: np.ndarray, access: Access, what: str) -> None:
+        """Adds to items, each at once: additions of several cores do not race with each other, in whatever order they come."""
+        plain = at[~self.added[at]]
+        for codes, cores, kind in ((self.writer, self.writer_core, "store"), (self.reader, self.reader_core, "load")):
+            self._ordered(plain if kind == "store" else at, access, codes, cores, f"adds to {what}", kind)
+        if len(at) > 1 and len(np.unique(at)) != len(at):
+            raise Fault("race", f"one store adds to an element of {what} twice")
+        self.data.view(value.dtype)[at] += value
+        several = self.added[at] & (self.writer_core[at] != access.core)
+        self.writer[at], self.writer_core[at] = access.code, np.where(several, -2, access.core)
+        self.added[at] = True
 
     def _ordered(
         self, at: np.ndarray, access: Access, codes: np.ndarray, cores: np.ndarray, does: str, kind: str

@@ -96,7 +96,14 @@ def _store(x: Execution) -> None:
     items = _checked(x, at[inside], "stores to")
     if x.task.stores:
         written = True if undefined is None else ~undefined[inside]
-        region.arena.store(items, value[inside], x.access, region.name, written, region.owner)
+        if not x.field("add"):
+            region.arena.store(items, value[inside], x.access, region.name, written, region.owner)
+        elif undefined is not None or not region.arena.defined(items, region.owner).all():
+            raise Fault(
+                "uninitialised read", f"adds to elements of {region.name} (or elements) that nothing has written"
+            )
+        else:
+            region.arena.add(items, value[inside], x.access, region.name)
 
 
 # --- movement ----------------------------------------------------------------------------------------------------------------------

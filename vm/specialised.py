@@ -186,7 +186,7 @@ class Tracer:
             raise ProgramError("a store to a read-only buffer")
         plan = access.resolve(self.groups(op, dims), dims, base)
         key = ref.arena
-        arenas[key] = access.put(arenas[key], to_arena(self.read(tile.id)), plan, dims)
+        arenas[key] = access.put(arenas[key], to_arena(self.read(tile.id)), plan, dims, bool(op.fixed("add")))
 
     # --- instructions -----------------------------------------------------------------------------------------------------------
     def execute(self, op: Op, arenas: Arenas) -> None:

@@ -358,7 +358,7 @@ class _Totals:
                 self._next()
                 self.part.pop(item.axis, None)
             elif isinstance(item, ReadyLoop):
-                parallel = item.kind == isa.LoopKind.PARALLEL
+                parallel = item.kind.shared
                 inner, repeat = 1, again
                 if parallel and share != 1:
                     inner, repeat = nested(item, cores), 1.0

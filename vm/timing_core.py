@@ -115,7 +115,7 @@ class Core:
 
     def loop(self, item: ReadyLoop, first: bool, last: bool, share: Share) -> None:
         """Runs the core's steps of a loop; skips what repeats."""
-        parallel = item.kind == isa.LoopKind.PARALLEL
+        parallel = item.kind.shared
         steps, inner = core_steps(item, share)
         seen: list[tuple[list[float], list[float]]] = [(list(self.done), list(self.busy))]
         entry, entry_busy = list(self.done), list(self.busy)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from vm import isa, stacking, verifier_order, verifier_types
+from vm import isa, stacking, verifier_adds, verifier_order, verifier_types
 from vm.binder import BoundProgram
 from vm.chip import Chip
 from vm.decode import Address, Kernel, Loop, Op, decode, operations, stored_buffers
 from vm.disassembler import kernel_steps
 from vm.dtypes import dtype_of, item_size
 from vm.errors import DvmError, Hazard, ProgramError
-from vm.program import WRITABLE, Program, Template
+from vm.program import WRITABLE, KernelStep, Program, Template
 from vm.program.stages import stages
 
 ALIGNMENT = isa.LOCAL_BLOCK  # bytes, of tiles in local memory
@@ -62,6 +62,8 @@ def verify_template(template: Template, chip: Chip) -> Kernel:
     for op in operations(kernel.body):
         verifier_types.check(op, kernel.tiles)
         _sync(op, template.words)
+    verifier_adds.added(kernel)
+    verifier_adds.check(kernel)
     _Definitions(kernel).run()
     verifier_order.check(kernel, template, chip)
     return kernel
@@ -105,6 +107,8 @@ def _loops(kernel: Kernel, body: list[Op | Loop], seen: dict[int, int], inside: 
                 raise ProgramError(f"word {item.op.at}: an ORDER loop cannot stand in another kind of loop")
             _ordered(item)
             _loops(kernel, item.body, seen)
+        elif isinstance(item, Loop) and item.kind == isa.LoopKind.SPLIT:
+            _loops(kernel, item.body, seen, True)
         elif isinstance(item, Loop):
             tile = step_of(kernel, item)
             if tile < 1 or seen.setdefault(item.axis, tile) != tile:
@@ -224,7 +228,11 @@ class _Definitions:
 
 
 def _buffers(kernel: Kernel, program: Program, buffers: tuple[int, ...]) -> None:
-    """Loads and stores agree with the buffers of a step."""
+    """Loads and stores agree with the buffers of a step, and what is added to is not touched under another name."""
+    roots = [b if program.buffers[b].alias is None else program.buffers[b].alias for b in buffers]
+    for k in verifier_adds.added(kernel):
+        if roots.count(roots[k]) > 1:
+            raise ProgramError(f"a kernel adds to buffer {buffers[k]} and uses its memory as another one as well")
     for op in operations(kernel.body):
         address = op.fields.get("address")
         if not isinstance(address, Address):
@@ -263,6 +271,7 @@ class BoundCheck:
             self._walk(kernel, kernel.body, base, number, step.buffers, extents, (), {})
             base += len(program.templates[step.template].words)
         self.side_by_side = _side_by_side(program, kernels)
+        self.added = _added(steps, program, kernels)
         self._freeze()
 
     def _walk(
@@ -271,7 +280,7 @@ class BoundCheck:
     ) -> None:  # fmt: skip
         for item in body:
             if isinstance(item, Loop):
-                word, order = base + item.op.at, item.kind == isa.LoopKind.ORDER
+                word, order = base + item.op.at, item.kind.divides
                 most = (1 << 24) - 1 if order else step_of(kernel, item)
                 inner = (*nest, (word, ordered.get(item.axis, word), most))
                 if not any(isinstance(x, Loop) for x in item.body):
@@ -343,6 +352,11 @@ class BoundCheck:
                     self._once(i, words)
 
         self._check_stages(bound)
+        for kernel, written, other in self.added:
+            if bound.region(written).overlaps(bound.region(other)):
+                raise ProgramError(
+                    f"kernel {kernel} adds to buffer {written}, whose memory overlaps buffer {other}, which it uses too"
+                )
 
     def _check_stages(self, bound: BoundProgram) -> None:
         """Nothing that a kernel of a stage writes overlaps what another one of it uses."""
@@ -480,6 +494,20 @@ class BoundCheck:
             raise ProgramError(
                 f"kernel {self._kernel[i]}, word {self._at[i]}: accesses elements {least} to {most} of a buffer of {elements}"
             )
+
+
+def _added(steps: list[KernelStep], program: Program, kernels: dict[int, Kernel]) -> list[tuple[int, int, int]]:
+    """(kernel, a buffer that it adds to, another one that it uses), where both are in one arena."""
+    out: list[tuple[int, int, int]] = []
+    for number, step in enumerate(steps):
+        for k in verifier_adds.added(kernels[step.template]):
+            own = program.buffers[step.buffers[k]]
+            for u in dict.fromkeys(step.buffers):
+                other = program.buffers[u]
+                same = (own.space, item_size(own.dtype)) == (other.space, item_size(other.dtype))
+                if u != step.buffers[k] and same:
+                    out.append((number, step.buffers[k], u))
+    return out
 
 
 def _side_by_side(program: Program, kernels: dict[int, Kernel]) -> list[tuple[int, int, int]]:

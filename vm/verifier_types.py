@@ -96,6 +96,9 @@ def _store(r: _Rules) -> None:
     r.in_ub("x")
     _terms(r, r.tile("x"))
     r.want(not any(t["bounded"] for t in r.op.tail), "has no bounded terms")
+    if r.number("add"):
+        r.want(r.tile("x").dtype == np.float32, "adds float32 only")
+        r.want(not any(t["gather"] for t in r.op.tail), "adds at no places that data gives")
 
 
 def _terms(r: _Rules, tile: Tile) -> None:
