@@ -172,9 +172,6 @@ def plan(kernel: Kernel) -> dict[int, Rungs]:
     }
     for axis in stored:  # such a loop's blocks must not overrun
         out[axis] = Rungs((1,))
-    if any(op.insn.name == "store" and op.fixed("add") for op in operations(kernel.body)):
-        for axis in (a for a in out if a not in reduced and not (a in fixed and out[a].top >= fixed[a])):
-            out[axis] = _unshifted(out[axis])
     for loop in loops:
         if loop.kind == isa.LoopKind.REDUCE and not widening.may_widen(kernel, loop):
             out[loop.axis] = Rungs((loop.op.fixed("tile"),))  # the words' own steps
@@ -189,12 +186,6 @@ def _cube(inner: int, looped: bool) -> Rungs:
     if top <= LOOPED_CUBE_ROWS:
         return Rungs((), (top, CUBE_MASKED[-1]), True)
     return Rungs((top,), tuple(n for n in CUBE_MASKED if n < top), True)
-
-
-def _unshifted(rungs: Rungs) -> Rungs:
-    """Without the blocks that may compute elements again: what is added must be added once."""
-    masked = tuple(n for n in (*rungs.exact, *rungs.masked) if n in rungs.masked or n == 1)
-    return Rungs((), masked or (1,), rungs.single)
 
 
 def _vector(inner: int, limit: int) -> Rungs:

@@ -66,6 +66,8 @@ class Tracer:
         self.ns = semantics.JaxNamespace()
         self.axes: dict[int, Axis] = {}
         self.local: dict[tuple[isa.Space, int], tuple[Array, Tile]] = {}
+        # What is added must be added once: no block is shifted back over elements that another one has.
+        self.adds = any(op.insn.name == "store" and op.fixed("add") for op in _ops(kernel.body))
 
     # --- operands ---------------------------------------------------------------------------------------------------------------
     def scalar(self, operand: Operand) -> Any:
@@ -381,6 +383,7 @@ class Tracer:
             {a for op in _ops(loop.body) if op.insn.name == "store" and (a := self._arena_of(op)) is not None}
         )
         carried = self._carried(loop.body)
+        masked = block.masked or self.adds
         saved = dict(self.local)
 
         def body(t: Array, state: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
@@ -390,9 +393,9 @@ class Tracer:
             for key, value in zip(carried, state[1], strict=True):
                 self.local[key] = (value, saved[key][1])
             at = first + t.astype(jnp.int64) * block.size
-            if not block.masked:
+            if not masked:
                 at = jnp.minimum(at, n - block.size)
-            self.axes[loop.axis] = Axis(at, block.size, n - at if block.masked and block.size > 1 else None)
+            self.axes[loop.axis] = Axis(at, block.size, n - at if masked and block.size > 1 else None)
             self.block(loop.body, inner)
             del self.axes[loop.axis]
             return [inner[k] for k in stored], [self.local[k][0].reshape(saved[k][0].shape) for k in carried]

@@ -103,12 +103,43 @@ def test_every_executor_gives_the_product(m: int, k: int, n: int) -> None:
         harness.check(np.asarray(got), want, 1e-5)
 
 
-def test_blocks_that_overlap_would_add_twice() -> None:
-    """300 rows take whole and partial blocks in the specialised executor; every element is added to once."""
-    arrays = operands(300, 40, 200)
-    want = arrays[0].astype(np.float32) @ arrays[1].astype(np.float32)
-    (got,) = runtime.Executable(assembler.assemble(text()), "specialised").launch(arrays)
-    harness.check(np.asarray(got), want, 1e-5)
+TWICE = """
+symbol n min=0
+input x float32 [n]
+output z float32 [n]
+template zero params=2 buffers=1
+  tile t0: float32[axis0 1024] UB@0
+  loop axis=0 kind=PARALLEL tile=1024 trips={p0} extent={p1}
+  fill dst=t0 imm=0 ; set=MTE3:0 back_wait=MTE3:0
+  store x=t0 address=#0 ; wait=V:0 back_set=V:0
+  | dim=0 step=1 div=1 stride=1
+  endloop axis=0
+end
+template more params=2 buffers=2
+  tile t0: float32[axis0 1024] UB@0
+  loop axis=0 kind=PARALLEL tile=1024 trips={p0} extent={p1}
+  load dst=t0 address=#0 ; set=MTE3:0 back_wait=MTE3:0
+  | dim=0 step=1 div=1 stride=1
+  store x=t0 add=1 address=#1 ; wait=MTE2:0 back_set=MTE2:0
+  | dim=0 step=1 div=1 stride=1
+  endloop axis=0
+end
+launch zero [ceildiv(n, 1024), n] z
+launch more [ceildiv(n, 1024), n] x z
+launch more [ceildiv(n, 1024), n] x z
+"""
+
+
+@pytest.mark.parametrize("n", [0, 1, 1025, 231_072])
+def test_blocks_that_overlap_would_add_twice(n: int) -> None:
+    """The last and largest size takes a whole block and most of another one, which is shifted back where nothing is added."""
+    arrays = [harness.random((n,))]
+    program = assembler.assemble(TWICE)
+    found = [referred(TWICE, arrays)] + [
+        runtime.Executable(program, t).launch(arrays)[0] for t in ("interpreter", "specialised")
+    ]
+    for got in found:
+        np.testing.assert_array_equal(np.asarray(got), 2 * arrays[0])
 
 
 def emulated(m: int, k: int, n: int, **changes: str) -> float:
