@@ -1,4 +1,4 @@
-"""Matrix products absorb what surrounds them: transposes, broadcasts and scale factors of their operands."""
+"""Matrix products absorb what surrounds them: transposes, broadcasts and scale factors of their operands, biases of zeros."""
 
 from __future__ import annotations
 
@@ -124,6 +124,15 @@ def _drop_batch(rw: Rewriter, node: Node, inner: Node, mine: int, dims: list[Dim
     return product if is_identity(perm) else rw.add("transpose", product, perm=perm)
 
 
+def bias_of_zeros(rw: Rewriter, node: Node) -> Value | None:
+    """dot(a, b) + 0 -> dot(a, b). Of a sum of products that is zero, the sign is not defined: it depends on the order of the sum."""
+    for x, y in (node.inputs, node.inputs[::-1]):
+        zero = splat(y)
+        if made_by(x, "dot") is not None and zero is not None and zero == 0:
+            return x
+    return None
+
+
 def merge_scales(rw: Rewriter, node: Node) -> Value | None:
     """dot(a * c, b * d) -> dot(a * (c * d), b): rounding, and exact for powers of two.
 
@@ -165,4 +174,5 @@ class DotFolding(RulePass):
     rules: ClassVar = {
         "dot": (dot_of_broadcast, dot_of_transpose, merge_scales),
         "transpose": (transpose_of_dot,),
+        "add": (bias_of_zeros,),
     }

@@ -29,10 +29,10 @@ IMPLICIT = (
 
 # nodes of the file, most nodes left without the implicit ones, most with broadcasts; views that stay
 LIMITS = {
-    "bert": (128, 127, 158, {"slice": 2, "reshape": 1}),
+    "bert": (128, 115, 143, {"slice": 2, "reshape": 1}),
     "llama": (212, 131, 161, {"slice": 9, "transpose": 4, "concat": 9}),
     "mmoe": (39, 57, 78, {"concat": 1, "reshape": 4}),
-    "qwen2": (193, 126, 156, {"slice": 8, "concat": 5}),
+    "qwen2": (193, 120, 148, {"slice": 8, "concat": 5}),
 }
 VIEWS = ("reshape", "transpose", "slice", "concat", "pad", "rev", "take_along")
 
@@ -60,6 +60,11 @@ def test_onnx_models(name: str) -> None:
     for arrays, dims, want in runs:
         assert_same(evaluate(graph, arrays, dims), want, tol=2e-5)
     assert count_nodes(graph, IMPLICIT) <= most and count_nodes(graph, ("constant",)) <= most_with_broadcasts
+    if name in (
+        "qwen2",
+        "llama",
+    ):  # broadcasts and all, composites expanded again: a fifth less than the file all the same
+        assert count_nodes(graph, ("constant",)) <= 0.78 * in_file
     found = Counter(n.op for n in graph.nodes if n.op in VIEWS)
     assert all(found[op] <= views.get(op, 0) for op in VIEWS), found
     if name != "mmoe":  # 39 nodes of which 14 are Gemms with a bias: there is nothing to remove

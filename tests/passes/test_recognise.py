@@ -38,15 +38,15 @@ f32, bf16 = jnp.float32, jnp.bfloat16
 # BERT: 2 layers with 2 norms each and one after the embedding; Qwen2 and Llama: 2 layers with 2 norms each and a last one, queries and
 # keys turned in each; GPT-2: as BERT, with the last norm at the end; DeBERTa: as BERT
 MODELS = {
-    "bert": {"layer_norm": 5, "attention": 2, "softmax": 2, "gelu": 2, "linear": 12},
-    "deberta": {"layer_norm": 5, "attention": 2, "softmax": 2, "gelu": 2, "linear": 12, "relu": 2},
-    "gpt2": {"layer_norm": 5, "attention": 2, "softmax": 2, "gelu": 2, "linear": 8},
+    "bert": {"layer_norm": 5, "attention": 2, "softmax": 2, "gelu": 2},
+    "deberta": {"layer_norm": 5, "attention": 2, "softmax": 2, "gelu": 2, "relu": 2},
+    "gpt2": {"layer_norm": 5, "attention": 2, "softmax": 2, "gelu": 2},
     "llama": {"rms_norm": 5, "attention": 2, "softmax": 2, "rope": 4, "silu": 2},
     "mmoe": {"softmax": 2, "relu": 10, "linear": 12},
-    "qwen2": {"rms_norm": 5, "attention": 2, "softmax": 2, "rope": 4, "silu": 2, "linear": 6},
+    "qwen2": {"rms_norm": 5, "attention": 2, "softmax": 2, "rope": 4, "silu": 2},
 }
 # nodes of the file; ours right before fusion without constants: composites as one node each, and expanded
-NODES = {"bert": (128, 48, 157), "llama": (212, 72, 161), "mmoe": (39, 39, 78), "qwen2": (193, 59, 156)}
+NODES = {"bert": (128, 48, 143), "llama": (212, 72, 161), "mmoe": (39, 39, 78), "qwen2": (193, 59, 148)}
 
 BLOCKS = {
     "bert-base": {"layer_norm": 2, "attention": 1, "softmax": 1, "gelu": 1, "linear": 6},
@@ -124,6 +124,8 @@ def test_nodes_and_meaning(name: str) -> None:
         assert_same(evaluate(graph, arrays, dims), want, tol=1e-5)
     if name != "mmoe":  # whose file has nothing to spare: two thirds of it are Gemm and Relu
         assert recognised <= 0.78 * in_file
+    if name in ("qwen2", "llama"):
+        assert expanded <= 0.78 * in_file
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=["float32", "bfloat16"])
@@ -142,7 +144,7 @@ def test_explain_says_what_was_found_and_where() -> None:
     assert "layer_norm axes=[2] eps=1e-12 variance=centred affine=bias: LayerNormalization at node_layer_norm_1" in text
     assert "gelu form=erf: Div at node_Div_148 to Mul at node_gelu" in text or "gelu form=erf: Mul at node_gelu" in text
     data = program.explain().to_dict()
-    assert Counter(c["op"] for c in data["composites"]) == Counter(layer_norm=5, linear=12, attention=2, gelu=2)
+    assert Counter(c["op"] for c in data["composites"]) == Counter(layer_norm=5, attention=2, gelu=2)
     assert data["nodes"]["composites"] == NODES["bert"][1] and data["nodes"]["expanded"] == NODES["bert"][2]
     assert all(c["origins"] for c in data["composites"])
 
