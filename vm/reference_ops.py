@@ -100,7 +100,7 @@ def _store(x: Execution) -> None:
             region.arena.store(items, value[inside], x.access, region.name, written, region.owner)
         elif undefined is not None or not region.arena.defined(items, region.owner).all():
             raise Fault(
-                "uninitialised read", f"adds to elements of {region.name} (or elements) that nothing has written"
+                "uninitialised read", f"adds elements that nothing has written, or to such elements of {region.name}"
             )
         else:
             region.arena.add(items, value[inside], x.access, region.name)

@@ -39,6 +39,7 @@ def verify(program: Program) -> None:
             raise
         except ProgramError as error:
             raise ProgramError(f"{where}: {error}") from error
+    verifier_adds.check_begun(program, kernels)
     stacking.check_independence(program)
 
 

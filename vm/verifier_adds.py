@@ -6,11 +6,12 @@ zero and adds the sums to memory, if each element is added to once a step, and i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from vm import isa, widening
-from vm.decode import Address, Kernel, Loop, Op, operations
+from vm.decode import Address, Kernel, Loop, Op, operations, stored_buffers
 from vm.errors import ProgramError
+from vm.program import HostStep, KernelStep, Program, Step, inner_blocks
 
 _SUMS = ("mmad", "reduce_sum")
 
@@ -42,6 +43,33 @@ def added(kernel: Kernel) -> list[int]:
             op = other[buffer]
             raise ProgramError(f"word {op.at}: {op.insn.name} races with the stores that add to the same buffer")
     return list(adds)
+
+
+def check_begun(program: Program, kernels: Mapping[int, Kernel]) -> None:
+    """Raises ``ProgramError`` where a kernel adds to a buffer into which no earlier step has stored anything."""
+
+    def root(buffer: int) -> int:
+        alias = program.buffers[buffer].alias
+        return buffer if alias is None else alias
+
+    def walk(steps: Sequence[Step], stored: set[int]) -> None:
+        for step in steps:
+            if isinstance(step, KernelStep):
+                kernel = kernels[step.template]
+                for k in added(kernel):
+                    if root(step.buffers[k]) not in stored:
+                        name = step.name or program.templates[step.template].name
+                        raise ProgramError(
+                            f"kernel {name} adds to buffer {step.buffers[k]}, into which no step before it stores"
+                        )
+                stored |= {root(step.buffers[k]) for k in stored_buffers(kernel)}
+            elif isinstance(step, HostStep):
+                stored |= {root(b) for b in step.outputs}
+            else:
+                for block in inner_blocks(step):
+                    walk(block, set(stored))
+
+    walk(program.steps, set())
 
 
 def _within(body: Sequence[Op | Loop], around: tuple[Loop, ...]) -> Iterator[tuple[Op, tuple[Loop, ...]]]:

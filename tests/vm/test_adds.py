@@ -204,6 +204,8 @@ def test_the_reference_executor_finds_what_the_verifier_refuses() -> None:
         referred(text(add="0"), arrays, check=False)
     lines = [line for line in text().splitlines() if not line.startswith("launch zero")]
     with pytest.raises(Hazard, match="uninitialised read"):
+        referred("\n".join(lines), arrays, check=False)
+    with pytest.raises(ProgramError, match="no step before it stores"):
         referred("\n".join(lines), arrays)
 
 

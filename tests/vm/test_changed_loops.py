@@ -1,5 +1,5 @@
 """Flipped bits in programs with ORDER and SPLIT loops, bound steps, stores that add and tiles of several places: what the verifier lets
-through runs without a hazard on the reference executor, and gives the same on the interpreter."""
+through runs without a race, a deadlock or an access out of bounds on the reference executor, and gives the same on the interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.e2e import harness
 from tests.vm import test_adds, test_order, test_places
 from vm import assembler, interpreter_image, reference, runtime, verifier
 from vm.binder import Binder, BoundProgram
-from vm.errors import DvmError
+from vm.errors import DvmError, Hazard
 from vm.program import Program
 
 CASES = {
@@ -58,7 +58,12 @@ def test_flipped_bits_are_refused_or_mean_one_thing(name: str, request: pytest.F
         seen["refused" if bound is None else "accepted"] += 1
         if bound is None:
             continue
-        want = reference.run(mutant, bound, arrays, cores=3)
+        try:
+            want = reference.run(mutant, bound, arrays, cores=3)
+        except Hazard as hazard:  # whether all of a buffer has been written is no matter of the words alone
+            assert hazard.kind == "uninitialised read", hazard
+            seen["unwritten"] += 1
+            continue
         got = runtime.Executable(mutant, "interpreter").launch(arrays)
         for a, b in zip(got, want, strict=True):
             np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1e-4)
