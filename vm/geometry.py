@@ -139,9 +139,16 @@ def plan(kernel: Kernel) -> dict[int, Rungs]:
     size.update(dict.fromkeys(parallel, 1))
     size.update(dict.fromkeys(reduced, (CUBE_REDUCE if cube else VECTOR_REDUCE)[0]))
 
+    # A product reads an operand where it lies, a row or the whole of it: only what is computed has to be held.
+    loaded = {op.fixed("dst") for op in operations(kernel.body) if op.insn.name == "load"} if cube else set()
+
     def volume(axis: int | None) -> int:
         """Elements of the largest tile; with an axis, of one step along it, over the tiles that move with it."""
-        tiles = [t.dims for t in kernel.tiles.values() if axis is None or any(a == axis for _, a in t.dims)]
+        tiles = [
+            t.dims
+            for number, t in kernel.tiles.items()
+            if (number not in loaded if axis is None else any(a == axis for _, a in t.dims))
+        ]
         return max(
             (math.prod(size[a] if a != isa.NO_AXIS else n for n, a in dims if a != axis) for dims in tiles), default=1
         )

@@ -91,7 +91,12 @@ def upcast(tree: Any) -> Any:
 
 def run_jit(config: models.Config, params: models.Params, args: list[np.ndarray]) -> list[np.ndarray]:
     """What ``jax.jit`` gives, as float32 arrays."""
-    return flat(jax.jit(models.block(config))(params, *args))
+    return flat(jit(models.block(config))(params, *args))
+
+
+def jit(fn: Any) -> Any:
+    """``jax.jit`` whose machine code is not optimised: one compile a shape is most of what these tests cost."""
+    return jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0})
 
 
 @lru_cache(maxsize=512)

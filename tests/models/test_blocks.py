@@ -84,7 +84,7 @@ def test_prefill_without_cache(name):
     program = dvm.compile(fn, params, dvm.spec(f"b, s, {config.hidden_size}", jnp.float32, b=b, s=s))
     for dims in [(3, 257), (1, 1), (2, 7), (1, 128), (3, 33), (2, 16)]:
         x = np.random.default_rng(2).standard_normal((*dims, config.hidden_size), np.float32)
-        want = np.asarray(jax.jit(fn)(params, x))
+        want = np.asarray(harness.jit(fn)(params, x))
         assert harness.error(np.asarray(program(params, x)), want) <= harness.FLOAT32_TOLERANCE, dims
     used = dvm.stats() - before
     assert (used.compiles, used.host_ops) == (1, 0)
@@ -107,7 +107,7 @@ def test_padding_mask_and_positions(name):
         slots = np.arange(dims["p"] + dims["s"])
         visible = (slots >= padding).astype(np.int32)
         positions = np.maximum(slots[None, dims["p"] :] - padding, 0).astype(np.int32)
-        want = harness.flat(jax.jit(fn)(params, *args, positions, visible))
+        want = harness.flat(harness.jit(fn)(params, *args, positions, visible))
         got = harness.flat(program(params, *args, positions, visible))
         assert all(harness.error(a, b) <= harness.FLOAT32_TOLERANCE for a, b in zip(got, want, strict=True)), dims
     used = dvm.stats() - before
@@ -127,7 +127,7 @@ def test_whole_model_prefills_and_decodes(name):
     before = dvm.stats()
     ids_spec = dvm.spec("b, s", jnp.int32, b=b, s=s)
     program = dvm.compile(fn, params, ids_spec, [(cache_spec, cache_spec)] * layers)
-    reference = jax.jit(fn)
+    reference = harness.jit(fn)
     ids = np.random.default_rng(3).integers(0, config.vocab_size, (2, 7), dtype=np.int32)
     empty = np.zeros((2, config.num_key_value_heads, 0, config.head_dim), np.float32)
     cache = [(empty, empty)] * layers

@@ -202,7 +202,7 @@ def test_prefill_in_chunks_is_prefill(name):
     """The whole sequence at once, token by token through the cache, and the block without a cache agree."""
     config = models.scaled(models.load_config(name))
     params = models.init_params(config)
-    fn = jax.jit(models.block(config))
+    fn = harness.jit(models.block(config))
     x, k, v = harness.inputs(config, {"b": 2, "s": 11, "p": 0}, jnp.float32)
     y, whole_k, whole_v = fn(params, x, k, v)
     parts = []
@@ -218,7 +218,7 @@ def test_prefill_in_chunks_is_prefill(name):
 def test_left_padding_gives_what_the_row_alone_gives():
     config = models.scaled(models.load_config("qwen2.5-0.5b"))
     params = models.init_params(config)
-    fn = jax.jit(models.block(config))
+    fn = harness.jit(models.block(config))
     x, k, v = harness.inputs(config, {"b": 1, "s": 6, "p": 0}, jnp.float32)
     alone = np.asarray(fn(params, x, k, v)[0])
     padded = np.concatenate([np.full((1, 3, config.hidden_size), 5, np.float32), x], axis=1)

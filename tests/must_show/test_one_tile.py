@@ -57,6 +57,16 @@ def test_at_full_size_only_loops_over_weights_run_more() -> None:
         assert count <= 1 or isinstance(loop.extent, int), (kernel, n, count)
 
 
+def test_one_row_against_a_large_weight_reads_it_where_it_lies() -> None:
+    """A product of fixed sizes is one block even where its weight has more elements than a block may compute: slices of columns would
+    be copied out of the weight, which takes longer than the product."""
+    specs = (jax.ShapeDtypeStruct((4864, 896), jnp.float32), dvm.spec("1, 4864"))
+    program = pipeline.from_function(lambda w, x: x @ w, specs, {}).compile(start=False)
+    loops = list(bound_loops(program, {}))
+    assert loops
+    assert all(count == 1 for *_, count in loops)
+
+
 def test_a_launch_uses_these_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without blocks nothing is computed: what ``blocks`` says is what runs."""
     from vm import geometry
