@@ -56,6 +56,10 @@ class IntCode:
     n_inputs: int
     code: tuple[tuple[int, int, int], ...]
 
+    def zeros(self) -> frozenset[Reg]:
+        """The registers that hold the constant 0."""
+        return frozenset(self.n_inputs + n for n, (op, a, _) in enumerate(self.code) if op == CONST and a == 0)
+
     @property
     def n_registers(self) -> int:
         """Inputs plus one register per operation."""

@@ -27,7 +27,7 @@ def check_independence(program: Program) -> None:
             stored[step.template] = stored_buffers(decode(program.templates[step.template]))
         return [step.buffers[k] for k in stored[step.template]]
 
-    uses = Uses(program.buffers, stored_by)
+    uses = Uses(program.buffers, stored_by, program.code.zeros())
     for number, stage in enumerate(stages(program)):
         for i, a in enumerate(stage):
             for b in stage[:i]:

@@ -4,7 +4,6 @@ In float32 a result may differ by 2e-5 of its largest value. In 16 bits its erro
 same dtype, where an error below that of rounding a single value counts as that.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest

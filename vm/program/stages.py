@@ -7,11 +7,11 @@ other; a launch ends only where the host has to act.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from vm.dtypes import item_size
 from vm.errors import ProgramError
-from vm.program import MAX_CHILDREN, PINNED, Buffer, HostStep, KernelStep, Program, Step, inner_blocks
+from vm.program import MAX_CHILDREN, PINNED, Buffer, HostStep, KernelStep, Program, Reg, Step, inner_blocks
 
 Place = tuple[int, ...]
 
@@ -113,15 +113,23 @@ def place(buffers: Sequence[Buffer], number: int) -> Place:
 
 
 class Uses:
-    """What kernel steps read and write, by place; ``stored`` gives the numbers of the buffers that a step stores into."""
+    """What kernel steps read and write, by place; ``stored`` gives the numbers of the buffers that a step stores into. A buffer whose
+    number of elements is a register of ``nothing`` has no place: others may begin where it would."""
 
-    def __init__(self, buffers: Sequence[Buffer], stored: Callable[[KernelStep], Iterable[int]]) -> None:
-        self.buffers, self.stored = buffers, stored
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        stored: Callable[[KernelStep], Iterable[int]],
+        nothing: Collection[Reg] = frozenset(),
+    ) -> None:
+        self.buffers, self.stored, self.nothing = buffers, stored, nothing
 
     def of(self, step: KernelStep) -> tuple[set[Place], set[Place]]:
         """(all places, places that are written)."""
-        every = {place(self.buffers, b) for b in step.buffers}
-        return every, {place(self.buffers, b) for b in self.stored(step)}
+        return self._places(step.buffers), self._places(self.stored(step))
+
+    def _places(self, numbers: Iterable[int]) -> set[Place]:
+        return {place(self.buffers, b) for b in numbers if self.buffers[b].elements not in self.nothing}
 
     def depend(self, a: KernelStep, b: KernelStep) -> bool:
         """Whether one of two kernels writes what the other one uses."""
