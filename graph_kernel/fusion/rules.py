@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from graph_kernel.fusion.axes import ARG, CUMULATIVE, REDUCTIONS, Axes, Tied
-from graph_kernel.fusion.layout import Layout
+from graph_kernel.fusion.layout import CUBE_SPAN, Layout
 from graph_kernel.ir import Node, Value
 
 
@@ -75,6 +76,28 @@ def products(group: Group) -> bool:
     return no_reduction(group) and has_product(group)
 
 
+def short_rows(producer: Group, consumer: Group) -> bool:
+    """Whether the rows of the producer's products are short, so that each is whole in a tile anyway, and the consumer reduces such rows."""
+    rows = [
+        math.prod(_columns(n)) for n in producer.nodes if n.op == "dot" if all(isinstance(m, int) for m in _columns(n))
+    ]
+    whole = len(rows) == sum(n.op == "dot" for n in producer.nodes) > 0 and max(rows) <= CUBE_SPAN
+    reductions = [n for n in consumer.nodes if n.op in REDUCTIONS]
+    others = has_product(consumer) or consumer.has(ARG) or consumer.has(CUMULATIVE)
+    return whole and no_reduction(producer) and bool(reductions) and not others and all(map(_static_row, reductions))
+
+
+def _columns(dot: Node) -> tuple[Any, ...]:
+    """Sizes of the second operand's free axes."""
+    _, y = dot.inputs
+    used = (*dot.attrs["contract"][1], *dot.attrs["batch"][1])
+    return tuple(n for i, n in enumerate(y.shape) if i not in used)
+
+
+def _static_row(node: Node) -> bool:
+    return all(isinstance(node.inputs[0].shape[a], int) for a in node.attrs["axes"])
+
+
 def movement(group: Group) -> bool:
     """Whether the group only moves data: what it stores is read and stored as it is, or joined."""
     return all(n.op in ("concat", "reshape", "transpose") for n in group.nodes)
@@ -105,5 +128,6 @@ MOVEMENT = Rule(
     strict=True,
 )
 LATE_RULES: tuple[Rule, ...] = (
+    Rule("product post-reduce", lambda _, p, c: short_rows(p, c), strict=True),
     Rule("matmul prologue", lambda _, p, c: not has_product(p) and has_product(c), strict=True),
 )

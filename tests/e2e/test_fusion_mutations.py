@@ -314,6 +314,15 @@ TABLE = [
         LARGE,
     ),
     Row(
+        "product post-reduce",
+        "a row is short: whole in a tile anyway",
+        softmax,
+        ("b, 2048", "2048, 768"),
+        without(rules, "CUBE_SPAN", 1024),
+        "time",
+        LARGE,
+    ),
+    Row(
         "joined operands",
         "no products: those run side by side",
         experts,
@@ -393,6 +402,29 @@ def test_without_the_condition(row: Row, monkeypatch: pytest.MonkeyPatch) -> Non
         assert measured(row, monkeypatch) == before  # then the condition is implied, and says only which rule it is
     else:
         assert measured(row, monkeypatch) > 1.1 * before
+
+
+def layer_norm(x, w, r):
+    y = x @ w + r
+    mean = y.mean(-1, keepdims=True)
+    return (y - mean) * jax.lax.rsqrt(((y - mean) ** 2).mean(-1, keepdims=True) + 1e-6)
+
+
+@pytest.mark.parametrize("fn, shapes", [(softmax, ("b, 256", "256, 8")), (layer_norm, ("b, 128", "128, 64", "b, 64"))])
+def test_short_rows_are_reduced_in_the_product_s_kernel(fn, shapes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel, right at every size, and never slower than the two."""
+    program = program_of(fn, *map(spec, shapes))
+    assert len(program.debug["kernels"]) == 1
+    for b in (0, 1, 7, 65):
+        row = Row("", "", fn, shapes, lambda patch: None, "", {"b": b})
+        for got in simulate(program, *inputs(row), tile=3 if b == 7 else None):
+            check(got, np.asarray(fn(*inputs(row))), 2e-5)
+    monkeypatch.setattr(fuse, "LATE_RULES", tuple(r for r in fuse.LATE_RULES if r.name != "product post-reduce"))
+    two = program_of(fn, *map(spec, shapes))
+    assert len(two.debug["kernels"]) == 2
+    for b in (1, 64, 512, 4096, 16384):
+        times = [emulate(p, Binder(p).bind([b])).us for p in (program, two)]
+        assert times[0] < times[1], (b, times)
 
 
 def test_every_rule_is_in_the_table() -> None:
