@@ -165,22 +165,24 @@ def test_a_vector_kernel_says_why_it_is_not_one():
 def test_spec_next_allows_a_cut():
     def body(k, mark):
         x = k.load(["m", "n"], dvm.float32)
+        z = k.load(["m", "p"], dvm.float32)
         y = softmax(k, x)
         if mark:
             k.spec_next()
-        return x, k.store(k.permute(k.concat([k.permute(y, [1, 0]), k.permute(x, [1, 0])], 0), [1, 0]))
+        return (x, z), k.store(k.permute(k.concat([k.permute(y, [1, 0]), k.permute(z, [1, 0])], 0), [1, 0]))
 
     strict = dvm.Kernel("vector", tier=TIER)
     body(strict, False)
     with pytest.raises(dvm.CompileError, match="which is 1 kernel"):
         _ = strict.program
     k = dvm.Kernel("vector", tier=TIER)
-    x, out = body(k, True)
+    (x, z), out = body(k, True)
     assert len(k.program.kernels) == 2
-    array = numbers((3, 5))
+    array, other = numbers((3, 5)), numbers((3, 4))
     e = np.exp(array - array.max(-1, keepdims=True))
     k.input(x, array)
-    close(k.run().output(out), np.concatenate([e / e.sum(-1, keepdims=True), array], 1))
+    k.input(z, other)
+    close(k.run().output(out), np.concatenate([e / e.sum(-1, keepdims=True), other], 1))
 
 
 def test_vector_and_mix_are_one_kernel_with_several_results():
