@@ -125,7 +125,7 @@ def test_layers_as_calls_give_what_the_function_gives(
     b, s, p = sizes
     rng = np.random.default_rng(0)
     x, *past = (rng.standard_normal(shape).astype(np.float32) for shape in ((b, s, 4), *[(b, p, 4)] * LAYERS))
-    got, want = outlined(WEIGHTS, x, past), residual_layers(WEIGHTS, jnp.asarray(x), past)
+    got, want = outlined(WEIGHTS, x, past), jax.jit(residual_layers)(WEIGHTS, x, past)
     for a, e in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5)
 

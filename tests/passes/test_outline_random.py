@@ -56,7 +56,7 @@ def layered(seed: int) -> Graph:
 
 def test_outlined_graphs_compute_the_same() -> None:
     calls = 0
-    for seed in range(100):
+    for seed in range(60):
         graph = layered(seed)
         for dims in ({"n": 0}, {"n": 1}, {"n": 5}):
             rng = np.random.default_rng(seed)
@@ -68,4 +68,4 @@ def test_outlined_graphs_compute_the_same() -> None:
         blobs: dict[str, np.ndarray] = {}
         assert to_text(parse(to_text(graph, blobs), blobs), {}) == to_text(graph, {})
         calls += any(node.op == "call" for node in graph.nodes)
-    assert 30 < calls < 100  # both kinds
+    assert 15 < calls < 60  # both kinds
