@@ -76,6 +76,7 @@ class ProgramBuilder:
         self.constant_index: dict[tuple, int] = {}
         self.memory = MemoryPlan(self.scope, self.code, self.symbols)
         self.plans: dict[Graph, Plan] = {}
+        self.known = fusion.Known()
         self.finished: dict[Hashable, Finished] = {}  # code of kernels by structure
         self.kernels: list[dict[str, Any]] = []
         self.cuts: list[dict[str, str]] = []
@@ -141,7 +142,7 @@ class ProgramBuilder:
         """The kernels of a graph; a body that is called several times is fused once."""
         if graph not in self.plans:
             _own_outputs(graph)
-            plan = self.plans[graph] = fusion.fuse(graph, self.fused, self.lower_group, self.siblings)
+            plan = self.plans[graph] = fusion.fuse(graph, self.fused, self.lower_group, self.siblings, self.known)
             self.merges += plan.merges
             self.cuts += plan.cuts
         return self.plans[graph]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from graph_kernel.fusion.attention import plan
@@ -74,11 +74,25 @@ class Plan:
     cuts: list[dict[str, str]]
 
 
+@dataclass
+class Known:
+    """What has been found out about groups, by structure: the kernel or why there is none, and why not to merge."""
+
+    structures: Structures = field(default_factory=Structures)
+    completed: dict[Hashable, Completed | str] = field(default_factory=dict)
+    verdicts: dict[Hashable, str] = field(default_factory=dict)
+
+
 class Fuser:
     """Fuses one graph (not its sub-graphs)."""
 
     def __init__(
-        self, graph: Graph, enabled: bool = True, lower: Lower | None = None, siblings: Siblings | None = None
+        self,
+        graph: Graph,
+        enabled: bool = True,
+        lower: Lower | None = None,
+        siblings: Siblings | None = None,
+        known: Known | None = None,
     ) -> None:
         self.graph, self.scope, self.enabled, self.lower, self.siblings = graph, graph.scope, enabled, lower, siblings
         self.position = {n: i for i, n in enumerate(graph.nodes)}
@@ -94,9 +108,8 @@ class Fuser:
         self.free = self._free_nodes()
         self.constants = {n.output for n in graph.nodes if n.op == "constant" and not is_carried(n)}
         self.tried: dict[tuple[int, int], str] = {}
-        self.structures = Structures()
-        self.completed: dict[Hashable, Completed | str] = {}  # by structure: the kernel, or why there is none
-        self.verdicts: dict[Hashable, str] = {}  # by structure: why not to merge
+        known = known or Known()
+        self.structures, self.completed, self.verdicts = known.structures, known.completed, known.verdicts
         self.reads: dict[
             Group, list[tuple[Node, Value]]
         ] = {}  # what groups read of nodes in groups, once all are seeded
@@ -768,10 +781,16 @@ def _once(cuts: list[dict[str, str]]) -> list[dict[str, str]]:
     return list({tuple(sorted(cut.items())): cut for cut in cuts}.values())
 
 
-def fuse(graph: Graph, enabled: bool = True, lower: Lower | None = None, siblings: Siblings | None = None) -> Plan:
+def fuse(
+    graph: Graph,
+    enabled: bool = True,
+    lower: Lower | None = None,
+    siblings: Siblings | None = None,
+    known: Known | None = None,
+) -> Plan:
     """Fuses a graph. With ``enabled`` False every node is a kernel of its own. ``lower`` is asked whether a group has code, ``siblings``
-    which groups are to be one kernel even if neither reads the other."""
+    which groups are to be one kernel even if neither reads the other. ``known`` is shared by graphs of one scope and one ``lower``."""
     empty_results(graph)
     after_sizes(graph)
     unshare(graph)
-    return Fuser(graph, enabled, lower, siblings).run()
+    return Fuser(graph, enabled, lower, siblings, known).run()
