@@ -357,7 +357,8 @@ class Executable:
                     for numbers in (segment.read, segment.written)
                 )
                 counters.add("specialised_compiles")
-                return jax.jit(run, donate_argnums=(3,)).lower(scalars, pinned, read, written).compile()
+                lowered = jax.jit(run, donate_argnums=(3,)).lower(scalars, pinned, read, written)
+                return lowered.compile(specialised.XLA_OPTIONS)
 
         key = self._key(segment, capacity)
         written = [0] * len(segment.written)
