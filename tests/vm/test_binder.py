@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -344,33 +342,6 @@ def test_any_sound_program_binds_or_says_why(program: pg.Program, sizes: list[in
             size = {"float32": 2, "bfloat16": 1, "int8": 0, "int64": 3, "bool": 0, "int32": 2}[b.dtype]
             words[r.word] = words[r.word] & (((1 << 19) - 1) << 40) | row | size << 59 | b.space << 61
         assert bound.kernel_words(k).tolist() == words
-
-
-def best(action, repeat: int = 200) -> float:
-    times = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def test_speed() -> None:
-    """Generous bounds, since the machine may be busy: the figures themselves are printed with -s."""
-    program = layer()
-    validate(program)
-    binder = Binder(program)
-    assert program.code.n_registers >= 300 and sum(len(t.patches) for t in program.templates) == 400
-    bind = best(lambda: binder.bind((3, 128)))
-    cached = best(lambda: binder.bind_sizes((3, 128)))
-    inputs = [np.zeros((3, 128), np.float32)] * 1
-    check = best(lambda: binder.check_inputs(inputs))
-    on_device = [jax.numpy.zeros((3, 128))]
-    check_jax = best(lambda: binder.check_inputs(on_device))
-    print(
-        f"bind {bind * 1e6:.0f} us, cached {cached * 1e6:.2f} us, check {check * 1e6:.2f} us, jax {check_jax * 1e6:.2f} us"
-    )
-    assert bind < 1e-3 and cached < 2e-5 and check < 5e-5 and check_jax < 1e-4
 
 
 def test_rows_helper() -> None:
