@@ -6,17 +6,17 @@
 import json
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import dvm
 from dvm import models
-from tests.models.harness import error
+from tests.models.harness import error, jit
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "hf"
-DECODERS, BERTS = ["qwen2", "qwen3", "llama"], ["bert", "bert_tanh"]
+SLOW = pytest.mark.slow  # the same code as what stands before them
+DECODERS, BERTS = ["qwen2", pytest.param("qwen3", marks=SLOW), "llama"], ["bert", pytest.param("bert_tanh", marks=SLOW)]
 TOLERANCE = 1e-5
 
 executor = pytest.mark.parametrize("how", ["jax", "dvm"])
@@ -42,7 +42,7 @@ def layer_weights(weights, prefix):
 
 
 def runner(how, fn, *specs):
-    return jax.jit(fn) if how == "jax" else dvm.compile(fn, *specs)
+    return jit(fn) if how == "jax" else dvm.compile(fn, *specs)
 
 
 def close(got, want):

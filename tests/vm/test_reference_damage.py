@@ -44,7 +44,7 @@ def flipped(program: Program, rng: np.random.Generator) -> Program:
     return dataclasses.replace(program, templates=tuple(templates))
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.slow) for s in range(2, 60))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 60))])
 def test_flipped_bits(seed: int) -> None:
     rng = np.random.default_rng(seed)
     refused = 0
