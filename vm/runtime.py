@@ -55,10 +55,8 @@ if TYPE_CHECKING:
     from vm.interpreter import Interpreter
 
 EAGER_LIMIT = 4 << 30  # bytes of arenas that declared maxima may reserve without being asked
-GRACE, PATIENCE = (
-    0.25,
-    1.0,
-)  # seconds: what is built in the background waits for the first launch, and at each kernel for a launch
+GRACE = 0.25  # seconds that building in the background waits for a first launch
+PATIENCE = 1.0  # seconds that it waits, before each kernel, for a launch under way
 SMALL_RESULT = 8  # results of less than this part of their arenas are copied out
 
 

@@ -25,6 +25,7 @@ from graph_kernel.fusion.fuse import Fuser
 from graph_kernel.passes import base
 from graph_kernel.passes.outline_repeats import OutlineRepeats
 from symbolic.prover import Prover
+from tests.counting import count_calls
 from tests.must_show.exported import MODELS
 from vm import serialise
 from vm.program import Program
@@ -158,23 +159,13 @@ def work(n: int) -> tuple[Counter[str], Program]:
     """How often passes and fusion look at something in a stack of n layers."""
     count: Counter[str] = Counter()
 
-    def counted(owner: Any, name: str) -> None:
-        call = getattr(owner, name)
-
-        def counting(*args: Any, **kwargs: Any) -> Any:
-            count[name] += 1
-            return call(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, counting)
-
     graph = stack(n).graph
     with pytest.MonkeyPatch.context() as monkeypatch:
-        counted(fuse, "find_axes")
-        for name in ("_refuse", "_cycle", "complete"):
-            counted(Fuser, name)
-        counted(base.Rewriter, "_place")
-        counted(Prover, "reason")
-        counted(ProgramBuilder, "lower_group")
+        count_calls(monkeypatch, count, fuse, "find_axes")
+        count_calls(monkeypatch, count, Fuser, "_refuse", "_cycle", "complete")
+        count_calls(monkeypatch, count, base.Rewriter, "_place")
+        count_calls(monkeypatch, count, Prover, "reason")
+        count_calls(monkeypatch, count, ProgramBuilder, "lower_group")
         passes.optimise(graph)
         program = compile_graph(graph, {})
     return count, program

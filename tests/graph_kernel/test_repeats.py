@@ -14,6 +14,7 @@ from graph_kernel.fusion import fuse
 from graph_kernel.fusion.repeats import Structure, Structures
 from graph_kernel.ir import Graph, Value
 from symbolic import Scope
+from tests.counting import count_calls
 
 
 def scaled_sum(graph: Graph, x: Value, factor: Any, op: str = "add") -> list[Value]:
@@ -78,21 +79,11 @@ def work(n: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often fusion looks at the axes and the code of a group, and how often it tries a merge, for n equal layers."""
     count: Counter[str] = Counter()
 
-    def counted(owner: Any, name: str) -> None:
-        call = getattr(owner, name)
-
-        def counting(*args: Any, **kwargs: Any) -> Any:
-            count[name] += 1
-            return call(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, counting)
-
     graph = stack(n).graph
     passes.optimise(graph)
     with monkeypatch.context() as monkeypatch:
-        counted(fuse, "find_axes")
-        for name in ("_refuse", "_cycle", "closure", "groups"):
-            counted(fuse.Fuser, name)
+        count_calls(monkeypatch, count, fuse, "find_axes")
+        count_calls(monkeypatch, count, fuse.Fuser, "_refuse", "_cycle", "closure", "groups")
         fuse.fuse(graph)
     return count
 

@@ -13,7 +13,7 @@ from tests.e2e import harness
 from tests.vm import test_adds, test_order, test_places
 from vm import assembler, interpreter_image, reference, runtime, verifier
 from vm.binder import Binder, BoundProgram
-from vm.errors import DvmError, Hazard
+from vm.errors import Hazard, ProgramError
 from vm.program import Program
 
 CASES = {
@@ -41,7 +41,7 @@ def accepted(program: Program, arrays: list[np.ndarray]) -> BoundProgram | None:
         binder = Binder(program)
         bound = binder.bind_sizes(binder.check_inputs(arrays))
         verifier.BoundCheck(program)(bound)
-    except DvmError:
+    except ProgramError:
         return None
     return bound
 
