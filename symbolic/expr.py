@@ -8,6 +8,8 @@ Division by zero gives 0, as in ``vm.intcode``.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import hashlib
 import operator
 import weakref
@@ -110,7 +112,7 @@ class Expr:
     An expression is never silently a number: ``int``, ``bool``, ``float`` and indexing raise ``TypeError``.
     """
 
-    __slots__ = ("__weakref__", "_flat", "_hash", "_key", "_set", "_sympy", "_text", "terms")
+    __slots__ = ("__weakref__", "_flat", "_hash", "_key", "_parts", "_set", "_sympy", "_text", "terms")
     terms: dict[Mono, int]
 
     def __init__(self, terms: dict[Mono, int]) -> None:
@@ -122,6 +124,15 @@ class Expr:
         self._key: str | None = None
         self._text: str | None = None
         self._sympy: Any = None
+        self._parts: tuple[Expr, Expr] | None = None  # what a long sum was made of: it may drop its terms
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for an empty slot only: a long sum whose terms were dropped adds them up again."""
+        if name != "terms":
+            raise AttributeError(f"a dimension has no attribute {name!r}")
+        self.terms = terms = _added_up(self)
+        _hold(self)
+        return terms
 
     # --- identity -------------------------------------------------------------------------------------------------
 
@@ -387,7 +398,42 @@ def _sum(a: Expr, b: Expr) -> Dim:
             result._flat = a.flat and b.flat
             if not met:
                 result._hash = (hash(a) + hash(b)) % _HASH_MODULUS
+                result._parts = a, b
+                _hold(result)
     return result
+
+
+# Long sums that hold their terms, the newest last. The n partial sums of n sizes, which a chain of concatenations has, would
+# hold n * n / 2 terms; so only the newest hold theirs, and the others their two parts.
+_HELD = 32
+_held: collections.deque[weakref.ref[Expr]] = collections.deque()
+
+
+def _hold(expr: Expr) -> None:
+    """Notes that a long sum holds its terms, and lets the oldest of many drop its own."""
+    _held.append(weakref.ref(expr))
+    if len(_held) > _HELD:
+        oldest = _held.popleft()()
+        if oldest is not None and oldest is not expr:
+            oldest._set = None
+            with contextlib.suppress(AttributeError):  # noted twice, and dropped already
+                del oldest.terms
+
+
+def _added_up(expr: Expr) -> dict[Mono, int]:
+    """The terms of a long sum: those of the nearest part that holds its own, and what was added to it since."""
+    added: list[Expr] = []
+    found: dict[Mono, int] | None = None
+    while found is None:
+        assert expr._parts is not None  # who drops terms has parts
+        expr, other = expr._parts
+        added.append(other)
+        with contextlib.suppress(AttributeError):
+            found = object.__getattribute__(expr, "terms")
+    terms = dict(found)
+    for other in reversed(added):
+        terms.update(other.terms)  # nothing met when they were added
+    return terms
 
 
 def _coerce(value: Any) -> Dim | None:
