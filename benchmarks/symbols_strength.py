@@ -2,12 +2,15 @@
 
 JAX is asked in a scope of ``jax.export`` in which congruences and zero sizes are written in the form that it decides best (a multiple
 of 8 as ``8*c_``, a size that may be 0 as ``z_ - 1``), facts as its constraints. PyTorch is asked through a ``ShapeEnv`` (extra ``bench``):
-ranges and ``torch._check`` for the facts, and once more with multiples written as ``8*c``; the better answer counts.
+ranges and ``torch._check`` for the facts, and once more with multiples written as ``8*c``; the better answer counts. TVM's
+analyser gets ranges, multiples and facts as constraints on 64-bit variables and is asked twice: by itself, and at its highest
+strength, at which the released build falls back to the solver Z3.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import warnings
@@ -260,7 +263,76 @@ def _torch(query: Query, scaled: bool) -> str:
     return _alternatives(query.relation, holds)
 
 
+# --- TVM --------------------------------------------------------------------------------------------------------------
+
+
+def tvm_answer(query: Query, with_z3: bool = False) -> str:
+    """The answer of TVM's arithmetic analyser; ``with_z3`` at its highest strength, at which its build asks Z3 as well."""
+    try:
+        from tvm import sym, tirx
+    except ImportError:
+        return ABSENT
+    if "broadcast" in query.relation:
+        return ABSENT
+    analyser = sym.Analyzer()
+    values = {d.name: tirx.Var(d.name, "int64") for d in query.declared}
+    functions: dict[str, Callable[..., Any]] = {
+        FLOORDIV: tirx.floordiv,
+        MOD: tirx.floormod,
+        MAX: tirx.max,
+        MIN: tirx.min,
+        "ceildiv": lambda a, b: tirx.floordiv(a + b - 1, b),
+    }
+
+    def truth(text: str) -> Any:
+        left, sign, right = sides(text)
+        whole = tirx.const(0, "int64")  # so that two numbers compare as TVM's
+        a, b = evaluate(left, values, functions) + whole, evaluate(right, values, functions) + whole
+        if sign in ("==", "!="):
+            return tirx.EQ(a, b) if sign == "==" else tirx.NE(a, b)
+        return {"<=": a <= b, "<": a < b, ">=": a >= b, ">": a > b}[sign]
+
+    def either(text: str) -> Any:
+        parts = [truth(p.strip()) for p in text.split(" or ")]
+        return parts[0] if len(parts) == 1 else tirx.any(*parts)
+
+    with contextlib.ExitStack() as stack:
+        for d in query.declared:
+            var = values[d.name]
+            largest = sym.ConstIntBound.POS_INF if d.max is None else d.max
+            analyser.update(var, sym.ConstIntBound(d.min, largest))
+            facts = [var >= d.min]
+            if d.max is not None:
+                facts.append(var <= d.max)
+            if d.multiple_of > 1:
+                analyser.update(var, sym.ModularSet(d.multiple_of, 0))
+                facts.append(truth(f"{d.name} % {d.multiple_of} == 0"))
+            for fact in facts:
+                stack.enter_context(analyser.constraint_scope(fact))
+        for text in query.facts:
+            stack.enter_context(analyser.constraint_scope(either(text)))
+        strength = sym.ProofStrength.SYMBOLIC_BOUND if with_z3 else sym.ProofStrength.DEFAULT
+        goal = either(query.relation)
+        if analyser.can_prove(goal, strength):
+            return PROVED
+        return REFUTED if analyser.can_prove(tirx.Not(goal), strength) else OPEN
+
+
+def tvm_z3_answer(query: Query) -> str:
+    """The answer of TVM's analyser and Z3 together."""
+    return tvm_answer(query, with_z3=True)
+
+
 # --- the table --------------------------------------------------------------------------------------------------------
+
+
+SYSTEMS: dict[str, tuple[str, Callable[[Query], str]]] = {
+    "jax": ("JAX", jax_answer),
+    "torch": ("PyTorch", torch_answer),
+    "tvm": ("TVM", tvm_answer),
+    "tvm_z3": ("TVM and Z3", tvm_z3_answer),
+    "ours": ("DVM", ours),
+}
 
 
 def table() -> list[dict[str, str]]:
@@ -268,7 +340,7 @@ def table() -> list[dict[str, str]]:
     rows = []
     for query in queries():
         expected = REFUTED if query.family == "false" else PROVED
-        answers = {"jax": jax_answer(query), "torch": torch_answer(query), "ours": ours(query)}
+        answers = {key: ask(query) for key, (_, ask) in SYSTEMS.items()}
         opposite = PROVED if expected == REFUTED else REFUTED
         shown = {k: WRONG if v == opposite else v for k, v in answers.items()}
         rows.append({"family": query.family, "query": query.text, **shown})
@@ -280,26 +352,27 @@ def summary(rows: list[dict[str, str]]) -> list[tuple[str, ...]]:
     out: list[tuple[str, ...]] = []
     for family in (*FAMILIES, "all"):
         own = [r for r in rows if family in (r["family"], "all")]
-        decided = [str(sum(r[k] in (PROVED, REFUTED) for r in own)) for k in ("jax", "torch", "ours")]
+        decided = [str(sum(r[k] in (PROVED, REFUTED) for r in own)) for k in SYSTEMS]
         out.append((family, str(len(own)), *decided))
     return out
 
 
 def markdown(rows: list[dict[str, str]]) -> str:
     """The generated section of the documentation."""
-    lines = ["| family | queries | JAX | PyTorch | DVM |", "| --- | --- | --- | --- | --- |"]
+    heads, rule = " | ".join(name for name, _ in SYSTEMS.values()), " --- |" * len(SYSTEMS)
+    lines = [f"| family | queries | {heads} |", f"| --- | --- |{rule}"]
     lines += [f"| {' | '.join(line)} |" for line in summary(rows)]
     open_rows = [r for r in rows if r["ours"] == OPEN]
     lines += ["", "True and not proved by DVM:", ""]
     lines += [f"- `{r['query']}`" for r in open_rows] or ["- none of these"]
-    lines += ["", "| query | JAX | PyTorch | DVM |", "| --- | --- | --- | --- |"]
+    lines += ["", f"| query | {heads} |", f"| --- |{rule}"]
     family = ""
     for r in rows:
         if r["family"] != family:
             family = r["family"]
-            lines.append(f"| **{family}** | | | |")
+            lines.append(f"| **{family}** |{' |' * len(SYSTEMS)}")
         query = r["query"].replace("|", "\\|")
-        lines.append(f"| `{query}` | {r['jax']} | {r['torch']} | {r['ours']} |")
+        lines.append(f"| `{query}` | {' | '.join(r[k] for k in SYSTEMS)} |")
     return "\n".join(lines)
 
 

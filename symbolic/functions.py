@@ -270,13 +270,34 @@ def _mod_const_uncached(x: Expr, d: int) -> Dim:
 
 
 def _mod_symbolic(x: Dim, y: Expr) -> Dim:
-    _, x = poly_divmod(x, y)
+    _, x = poly_divmod(_without_remainders(x, y), y)
     if isinstance(x, int) and x == 0:
         return 0
     x, reduced, g = _reduced(x, y)
     if isinstance(reduced, int):
         return g * mod(x, reduced)
     return g * atom_expr(intern_function(MOD, (x, reduced), (None, None)))
+
+
+def _without_remainders(x: Dim, y: Expr) -> Dim:
+    """``x`` with ``c*(z % e)`` replaced by ``c*z`` where y divides ``c*e``: the same modulo y."""
+    if isinstance(x, int):
+        return x
+    parts: list[Dim] = []
+    for mono, c in x.terms.items():
+        part: Dim = Expr({mono: c}) if mono else c
+        for i, atom in enumerate(mono):
+            if atom.op != MOD:
+                continue
+            z, e = atom.args
+            factor = make({mono[:i] + mono[i + 1 :]: c})
+            # z % 0 is 0 and not z: where e is 0, y has to be 0 as well, and so has everything modulo y
+            if poly_divmod(factor * e, y)[1] == 0 and (isinstance(e, int) or poly_divmod(y, e)[1] == 0):
+                part = factor * z
+                break
+        parts.append(part)
+    result = ssum(parts)
+    return result if result == x else _without_remainders(result, y)
 
 
 def poly_divmod(x: Dim, y: Expr) -> tuple[Dim, Dim]:

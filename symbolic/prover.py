@@ -285,7 +285,7 @@ class Prover:
             frontier = list(facts)[before:]
             if not frontier or len(facts) >= MAX_FACTS:
                 break
-        for dim, text, source in self._products(goal, facts):
+        for dim, text, source in (*self._products(goal, facts), *self._cubes(goal)):
             add(dim, text, source)
         return list(facts), list(facts.values())
 
@@ -335,6 +335,23 @@ class Prover:
                     if len(out) >= 24:
                         return out
         return out
+
+    def _cubes(self, goal: Expr) -> Iterator[tuple[Dim, str, tuple[Any, ...]]]:
+        """Squares of differences, and these times a non-negative atom, for a goal of degree 3: what makes means comparable."""
+        if max(map(len, goal.terms)) != 3:
+            return
+        atoms = list(dict.fromkeys(a for m in goal.terms for a in m if len(m) == 3))
+        if not 2 <= len(atoms) <= 3:
+            return
+        for i, first in enumerate(atoms):
+            for second in atoms[i + 1 :]:
+                gap = atom_expr(first) - atom_expr(second)
+                square, text = gap * gap, f"({self.store.back(gap)})**2 >= 0"
+                yield square, text, ("square", gap)
+                for atom in atoms:
+                    if self.store.nonneg(atom_expr(atom)):
+                        shown = f"{text} (times {self.store.back(atom_expr(atom))})"
+                        yield square * atom_expr(atom), shown, ("product", square, atom)
 
     # --- case splits --------------------------------------------------------------------------------------------------------------
 
