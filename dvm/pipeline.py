@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 
     from graph_kernel.ir import Graph
+    from symbolic import Relation
 
 Dims = Mapping[str, Dim] | None
 DEEP = 1000  # nodes of a graph that takes longer to compile than the interpreter's image to load
@@ -241,14 +242,15 @@ def from_function(
     )  # specs: no array is kept alive
     declared = dim_declarations.declared([aval.shape for aval in avals], dims)
     symbols = dim_declarations.symbol_names(dim for aval in avals for dim in aval.shape)
+    said = stated(constraints, declared, symbols)
     if constraints and symbols:
         declared = with_divisors(declared, constraints, symbols)
         avals, declared = constrained(avals, declared, constraints)
     flat_args, flat_kwargs = jax.tree_util.tree_unflatten(in_tree, avals)
     known: Any = declared  # every Dim in it has a name
-    traced = from_jaxpr.trace(fn, flat_args, flat_kwargs, dims=known, name=title)
+    traced = from_jaxpr.trace(fn, flat_args, flat_kwargs, dims=known, name=title, said=said)
     signature = Signature.of_function(title, names, in_tree, traced.out_tree)
-    _finish(traced.graph, signature, constraints, symbols)
+    _finish(traced.graph, signature, said)
     return Traced(traced.graph, signature, again, begun)
 
 
@@ -261,10 +263,11 @@ def from_closed_jaxpr(jaxpr: ClosedJaxpr, dims: Dims = None, constraints: Sequen
     begun = time.perf_counter()
     declared: Any = dim_declarations.declared([getattr(aval, "shape", ()) for aval in jaxpr.in_avals], dims)
     symbols = dim_declarations.symbol_names(dim for aval in jaxpr.in_avals for dim in getattr(aval, "shape", ()))
+    said = stated(constraints, declared, symbols)
     graph = from_jaxpr.from_closed_jaxpr(jaxpr, dims=declared).graph
     names = [f"arg{i}" for i in range(len(graph.inputs))]
     signature = Signature.flat("jaxpr", names, len(graph.outputs), "jaxpr")
-    _finish(graph, signature, constraints, symbols)
+    _finish(graph, signature, said)
     return Traced(graph, signature, functools.partial(from_closed_jaxpr, jaxpr, dims, constraints), begun)
 
 
@@ -306,15 +309,16 @@ def from_graph(graph: Graph) -> Traced:
     return Traced(graph, Signature.flat("onnx", names, len(graph.outputs), graph.name))
 
 
-def _finish(graph: Graph, signature: Signature, constraints: Sequence[str], symbols: Sequence[str]) -> None:
-    """Names the inputs as users write them and makes what was declared about the dims, ``symbols``, a matter of each launch."""
+def stated(constraints: Sequence[str], declared: Mapping[str, Dim], symbols: Sequence[str]) -> dict[Relation, str]:
+    """The relations that users wrote, with their words. ``CompileError`` where one cannot be read, names a dim that is not among
+    ``symbols``, or contradicts the others, in which case the facts that clash are listed."""
     import symbolic
 
-    for value, name in zip(graph.inputs, signature.feeds, strict=True):
-        value.name = name
-        for axis, dim in enumerate(value.shape):
-            for used in symbolic.symbols_of(dim):
-                graph.scope.introduced(used, f"input {name!r} axis {axis}")
+    scope = symbolic.Scope("the constraints")
+    for name in symbols:
+        dim = declared.get(name) or Dim(name)
+        scope.declare(name, dim.min, dim.max, dim.multiple_of, origin=f'Dim("{name}")' if name in declared else "")
+    said: dict[Relation, str] = {}
     for text in constraints:
         relation = symbolic.parse_relation(text)
         unknown = [name for name in relation.symbols if name not in symbols]
@@ -322,12 +326,27 @@ def _finish(graph: Graph, signature: Signature, constraints: Sequence[str], symb
             raise CompileError(
                 f"the constraint {text} names {', '.join(unknown)}; the dimensions are {', '.join(symbols) or 'none'}"
             )
+        scope.assume(relation, f"the constraint {text}")
+        said[relation] = text
+    return said
+
+
+def _finish(graph: Graph, signature: Signature, said: Mapping[Relation, str]) -> None:
+    """Names the inputs as users write them and makes what was said about the dims a matter of each launch."""
+    import symbolic
+
+    for value, name in zip(graph.inputs, signature.feeds, strict=True):
+        value.name = name
+        for axis, dim in enumerate(value.shape):
+            for used in symbolic.symbols_of(dim):
+                graph.scope.introduced(used, f"input {name!r} axis {axis}")
+    for relation, text in said.items():
         if all(
             name in graph.scope.symbols for name in relation.symbols
         ):  # JAX replaces b by a where a == b is declared
-            graph.scope.require(relation, "constraints", f"the declared constraint {text}")
+            graph.scope.require(relation, f"the constraint {text}")
         else:
-            graph.scope.notes.append(f"{relation}  (constraints; the dims of the inputs say it)")
+            graph.scope.notes.append(f"{relation}  (the constraint {text}; the dims of the inputs say it)")
     check_declared(graph)
 
 

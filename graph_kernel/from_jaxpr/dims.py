@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from jax._src.export import shape_poly
 from jax.export import SymbolicScope, symbolic_shape
 
-from symbolic import Dim, Scope, divides, eq, ge, le, smax, smin, symbol
+from symbolic import Dim, Relation, Scope, divides, eq, ge, le, smax, smin, symbol
 from vm.errors import CompileError
 
 
@@ -169,13 +169,16 @@ class Plan:
         return dim._evaluate(self.replace) if self.replace is not None and is_symbolic(dim) else dim
 
 
-def plan(dims: Sequence[Any], specs: Mapping[str, DimSpec] | None, scope: Scope) -> Plan:
+def plan(
+    dims: Sequence[Any], specs: Mapping[str, DimSpec] | None, scope: Scope, said: Mapping[Relation, str] | None = None
+) -> Plan:
     """Decides how ``dims`` (all dimensions of all arguments) are traced, and declares their symbols in ``scope``.
 
     Dims of one JAX scope, with no declared ranges, are traced as they are. Otherwise they are rebuilt by name in a fresh
     JAX scope, in which declared divisors and ranges show: a multiple of 8 is ``8*b_``, a size that may be 0 is ``b_ - 1``.
+    ``said`` has the user's words for constraints, which JAX writes in another form.
     """
-    specs = specs or {}
+    specs, said = specs or {}, said or {}
     names = variables_in(dims)
     scopes: list[SymbolicScope] = []
     for dim in dims:
@@ -194,9 +197,9 @@ def plan(dims: Sequence[Any], specs: Mapping[str, DimSpec] | None, scope: Scope)
     if len(scopes) == 1 and not declared:
         variables = {n: Variable(scope.declare(n)) for n in names}
         translator = DimTranslator(scope, variables)
-        _assume(scope, translator, [c for c, _ in constraints], names)
+        _assume(scope, translator, [c for c, _ in constraints], names, said)
         return Plan(scopes[0], translator, None)
-    return _rebuild(names, specs, [c for c, _ in constraints], scope, scopes)
+    return _rebuild(names, specs, [c for c, _ in constraints], scope, scopes, said)
 
 
 def _is_plain(spec: DimSpec) -> bool:
@@ -204,14 +207,18 @@ def _is_plain(spec: DimSpec) -> bool:
 
 
 def _assume(
-    scope: Scope, translate: DimTranslator, constraints: Sequence[tuple[Any, str, Any]], names: Sequence[str]
+    scope: Scope,
+    translate: DimTranslator,
+    constraints: Sequence[tuple[Any, str, Any]],
+    names: Sequence[str],
+    said: Mapping[Relation, str],
 ) -> None:
     for left, comparison, right in constraints:
         if not set(variables_in([left, right])) <= set(names):
             continue  # about a variable that no argument has
         a, b = translate(left), translate(right)
         relation = eq(a, b) if comparison == "==" else ge(a, b)
-        scope.assume(relation, f"the constraint {left} {comparison} {right}")
+        scope.assume(relation, f"the constraint {said.get(relation) or relation}")
 
 
 def _meaning(name: str, scopes: Sequence[SymbolicScope], names: Sequence[str]) -> Any:
@@ -238,6 +245,7 @@ def _rebuild(
     constraints: Sequence[tuple[Any, str, Any]],
     scope: Scope,
     scopes: Sequence[SymbolicScope],
+    said: Mapping[Relation, str],
 ) -> Plan:
     taken = {*names, *specs}
     vanished = [n for n in specs if n not in names]  # by an equality among JAX's constraints
@@ -271,7 +279,7 @@ def _rebuild(
     replace = {n: parse_jax(texts[n], jax_scope) for n in names}
     translator = DimTranslator(scope, variables)
     by_name = DimTranslator(scope, {n: Variable(symbol(n)) for n in names})
-    _assume(scope, by_name, constraints, names)
+    _assume(scope, by_name, constraints, names, said)
     for name in vanished:
         _assume_range(scope, specs[name], by_name(_meaning(name, scopes, names)))
     return Plan(jax_scope, translator, replace)

@@ -18,12 +18,15 @@ from jax.errors import (
 from jax.export import SymbolicScope
 
 from graph_kernel.from_jaxpr.dims import DimTranslator, Plan, Variable, parse_jax
-from symbolic import Dim, Expr
+from symbolic import Dim, Expr, Relation, eq, le
+from symbolic.expr import MAX, MIN
 from vm.errors import CompileError
 
 _COMPARISON = re.compile(r"comparison '(?P<a>.*?)' (?P<op>>=|<=|==|!=|>|<) '(?P<b>.*?)' is inconclusive")
 _DIVISION = re.compile(r"remainder mod\((?P<what>.*), -? ?(?P<by>\d+)\) should be 0")
 _SPLIT = re.compile(r"rest is mod\((?P<what>.*), (?P<by>\d+)\)")
+_SHAPE = re.compile(r"\(((?:[^()]|\([^()]*\))*)\)")
+_JOINED = re.compile(r"concatenating along dimension (\d+)")
 _NUMBER = re.compile(
     r"not '_DimExpr'|'_DimExpr' object cannot be interpreted|expected a sequence of integers|used in a context that requires a constant"
 )
@@ -81,12 +84,51 @@ def explain(err: Exception, plan: Plan) -> str | None:
         return _used_as_number(where, text)
     if isinstance(err, TypeError | ValueError) and mentioned and ("shape" in text or "sizes" in text):
         dims = list(dict.fromkeys(str(v.dim) for v in mentioned))
-        fact = f', or declare it: constraints=["{" == ".join(dims)}"]' if len(dims) == 2 else ""
-        return (
-            f"JAX cannot trace this at every size of {', '.join(dims)}{where}: {rename(text, variables)} "
-            f"If the sizes are always equal, give them one dimension name or a fixed size{fact}."
-        )
+        cannot = f"JAX cannot trace this at every size of {', '.join(dims)}{where}: {rename(text, variables)} "
+        facts = _making_equal(text, plan) or [" == ".join(dims)] * (len(dims) == 2)
+        quoted = ", ".join(f'"{fact}"' for fact in facts)
+        declare = f"declare it: constraints=[{quoted}]"
+        if any("==" not in fact for fact in facts):
+            return f"{cannot}If that is always so, {declare}."
+        fact = f", or {declare}" if facts else ""
+        return f"{cannot}If the sizes are always equal, give them one dimension name or a fixed size{fact}."
     return None
+
+
+def _making_equal(text: str, plan: Plan) -> list[str]:
+    """The facts that make two shapes in JAX's complaint fit; none where there are not two shapes in it."""
+    shapes = [_split(found[1]) for found in _SHAPE.finditer(text) if "," in found[1]]
+    if len(shapes) != 2:
+        return []
+    a, b = shapes
+    if "broadcast" in text:  # axes are counted from the last one
+        n = min(len(a), len(b))
+        a, b = a[len(a) - n :], b[len(b) - n :]
+    elif (joined := _JOINED.search(text)) and len(a) == len(b):
+        a, b = ([side for i, side in enumerate(s) if i != int(joined[1])] for s in (a, b))
+    facts: dict[str, None] = {}
+    for pair in zip(a, b, strict=False):
+        x, y = (_dim(side, plan.jax_scope, plan.translate) for side in pair)
+        if x is None or y is None or len(a) != len(b):
+            return []
+        if x != y and 1 not in (x, y):
+            facts.update(dict.fromkeys(map(str, _equal_if(x, y))))
+    return list(facts)
+
+
+def _split(text: str) -> list[str]:
+    """The parts of ``text`` between commas that are in no parentheses."""
+    return [part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip()]
+
+
+def _equal_if(x: Dim, y: Dim) -> list[Relation]:
+    """Relations that together make ``x == y``: ``min(a, y) == y`` where ``y <= a``."""
+    for whole, part in ((x, y), (y, x)):
+        atom = whole.as_atom if isinstance(whole, Expr) else None
+        if atom is not None and atom.op in (MIN, MAX) and part in atom.args:
+            others = [a for a in atom.args if a != part]
+            return [le(part, a) if atom.op == MIN else le(a, part) for a in others]
+    return [eq(x, y)]
 
 
 def _used_as_number(where: str, text: str) -> str:

@@ -16,7 +16,7 @@ from graph_kernel.from_jaxpr.equality import require, watched
 from graph_kernel.from_jaxpr.errors import translated
 from graph_kernel.from_jaxpr.lowering import Lowering, Missing, Unsupported, drop_dead
 from graph_kernel.ir import Graph
-from symbolic import Dim, Scope
+from symbolic import Dim, Relation, Scope
 from vm.errors import CompileError, UnsupportedOp
 
 _FAMILIES = (rules_control, rules_elementwise, rules_indexing, rules_movement, rules_reduce)
@@ -39,17 +39,18 @@ def trace(
     *,
     dims: Mapping[str, DimSpec] | None = None,
     name: str = "",
+    said: Mapping[Relation, str] | None = None,
 ) -> Traced:
     """Traces ``fn`` once with the shapes of ``args`` and ``kwargs``, pytrees of ``ShapeDtypeStruct`` or arrays.
 
-    Dimensions made by ``jax.export.symbolic_shape`` stay symbolic; ``dims`` declares ranges and divisors by name. Raises
-    ``CompileError`` where JAX cannot decide a question about sizes, ``UnsupportedOp`` with every primitive that has no
-    place to run.
+    Dimensions made by ``jax.export.symbolic_shape`` stay symbolic; ``dims`` declares ranges and divisors by name; ``said`` has
+    the user's words for constraints among the dims. Raises ``CompileError`` where JAX cannot decide a question about sizes,
+    ``UnsupportedOp`` with every primitive that has no place to run.
     """
     leaves, in_tree = jax.tree.flatten((tuple(args), dict(kwargs or {})))
     scope = Scope(name or getattr(fn, "__name__", "main"))
     all_dims = [d for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct) for d in leaf.shape]
-    shapes = plan(all_dims, dims, scope)
+    shapes = plan(all_dims, dims, scope, said)
     specs = [_respecify(leaf, shapes.jax_dim) for leaf in leaves]
     call_args, call_kwargs = jax.tree.unflatten(in_tree, specs)
     with translated(shapes), watched(shapes.translate) as differences:

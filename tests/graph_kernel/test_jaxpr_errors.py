@@ -196,3 +196,22 @@ def test_same_function_same_graph():
         return [(repr(n), sorted((k, str(v)) for k, v in n.attrs.items())) for n in traced.graph.nodes]
 
     assert text() == text()
+
+
+@pytest.mark.parametrize(
+    "fn, shapes, facts",
+    [
+        (lambda x, y: x + y, ("a, b, 4", "c, d, 4"), ["a == c", "b == d"]),
+        (lambda x, y: x[: y.shape[0]] * y, ("a", "c"), ["c <= a"]),
+        (lambda x, y: x[:, : y.shape[0]] * y, ("b, a", "c"), ["c <= a"]),
+        (lambda x, y: x @ y, ("a, c", "d, 4"), ["c == d"]),
+        (lambda x, y: jnp.concatenate([x, y]), ("a, c", "d, e"), ["c == e"]),
+    ],
+)
+def test_the_facts_that_are_missing_are_named_and_help(fn, shapes, facts):
+    """What the message says to declare makes it compile."""
+    given = [dvm.spec(shape, F32) for shape in shapes]
+    with pytest.raises(CompileError) as error:
+        dvm.compile(fn, *given)
+    assert f"constraints=[{', '.join(f'{chr(34)}{fact}{chr(34)}' for fact in facts)}]" in str(error.value)
+    dvm.compile(fn, *given, constraints=facts)

@@ -64,6 +64,19 @@ def test_a_contradiction_names_the_clashing_facts():
     assert "b <= 20 can never hold" in text and "s <= 4*b" in text and "100 <= s" in text
 
 
+def test_a_contradiction_with_an_equality_is_said_in_the_words_of_the_user():
+    """JAX replaces b by 2*s where they are declared equal, which must not show."""
+    with pytest.raises(CompileError) as info:
+        dvm.compile(lambda x: x + 1, dvm.spec("b, s", f32), constraints=["b == 2*s", "b % 2 == 1"])
+    assert "the constraint b % 2 == 1" in str(info.value) and "the constraint b == 2*s" in str(info.value)
+
+
+def test_constraints_are_quoted_as_they_were_written():
+    program = dvm.compile(lambda x, y: (x, y), dvm.spec("b", f32), dvm.spec("s", f32), constraints=["4*b >= s"])
+    with pytest.raises(ShapeError, match=r"\(the constraint 4\*b >= s\)"):
+        program(jnp.ones(1, f32), jnp.ones(5, f32))
+
+
 @pytest.mark.parametrize(
     ("constraint", "message"),
     [("q <= 4*b", "the dimensions are b"), ("b <= 4b", "column"), ("b =< 4", "column"), ("b + 1", "expected")],
