@@ -33,7 +33,16 @@ METHODS = (
     "examples",
 )
 MODELS = Path(__file__).parents[1] / "tests" / "data" / "models"
-CONFIGS = ("qwen2.5-0.5b", "llama-3.2-1b", "qwen3-0.6b", "bert-base", "mmoe")
+CONFIGS = (
+    "qwen2.5-0.5b",
+    "qwen2.5-7b",
+    "qwen3-0.6b",
+    "llama-2-7b",
+    "llama-3.1-8b",
+    "llama-3.2-1b",
+    "bert-base",
+    "mmoe",
+)
 
 
 @dataclass

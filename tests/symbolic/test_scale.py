@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import symbols_scale
-from benchmarks.symbols_share import MODELS, of_block, of_model
+from benchmarks.symbols_share import CONFIGS, MODELS, of_block, of_model
 
 DOCS = Path(__file__).parents[2] / "docs" / "symbols.md"
 
@@ -56,8 +56,10 @@ def test_proving_is_a_small_part_of_compiling_a_block():
     assert share.share < 0.25 and share.proving < 0.5
 
 
-def test_a_block_needs_no_check():
-    assert of_block("qwen2.5-0.5b").checks == []
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_node_of_a_block_computes_shapes_and_it_needs_no_check(name):
+    share = of_block(name)
+    assert share.checks == [] and share.shape_nodes == 0
 
 
 def test_the_documentation_has_every_case():
