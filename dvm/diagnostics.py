@@ -5,6 +5,7 @@ Output goes to stderr, one line an event, as ``dvm: passes: ...``. The variables
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -25,8 +26,18 @@ def level() -> int:
 
 def wants(topic: str) -> bool:
     """Whether lines about ``topic`` are to be printed."""
-    named = [part.strip() for part in os.environ.get("DVM_LOG", "").split(",")]
+    named = _named(os.environ.get("DVM_LOG", ""))
     return level() >= TOPICS[topic] or topic in named or "all" in named
+
+
+@functools.lru_cache(maxsize=8)
+def _named(text: str) -> frozenset[str]:
+    """The topics in ``DVM_LOG``; what is none is said once."""
+    named = {part.strip() for part in text.split(",")} - {""}
+    unknown = sorted(named - TOPICS.keys() - {"all"})
+    if unknown:
+        print(f"dvm: DVM_LOG: no topic {', '.join(unknown)}; topics are {', '.join(TOPICS)}, all", file=sys.stderr)
+    return frozenset(named)
 
 
 def log(topic: str, text: str | Callable[[], str]) -> None:

@@ -24,8 +24,9 @@ from vm.decode import decode, stored_buffers
 from vm.disassembler import kernel_steps, walk
 from vm.errors import ProgramError
 from vm.program import HostStep, Program
+from vm.program.stages import launches
 
-_HEADS = (("kernels", "kernel"), ("templates", "template"), ("launches", "kernel launch"))
+_HEADS = (("kernels", "kernel"), ("templates", "template"), ("launches", "launch"))
 _MERGE_LIMIT = 40  # lines of merges in the text form; --json has all
 
 
@@ -148,7 +149,7 @@ class Explanation:
             "nodes": _plain(debug.get("nodes", {})),
             "host": host_operations(self._program),
             "constraints": self._constraints,
-            "launches": len(list(kernel_steps(self._program.steps))),
+            "launches": launches(self._program),
             "templates": len(self._program.templates),
             "stripped": not debug,
         }

@@ -39,7 +39,11 @@ class Profile:
         """Emulated cycles of the call."""
         return self.time.cycles
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> str:
+        """``to_dict`` as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_dict(self) -> dict[str, Any]:
         """Plain data: the totals and one object a kernel."""
         return {
             "time": LABEL,

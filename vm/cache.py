@@ -15,6 +15,7 @@ import os
 import pathlib
 import platform
 import stat
+import sys
 import tempfile
 import threading
 from collections import OrderedDict
@@ -167,9 +168,18 @@ def _save(key: str, executable: Any) -> None:
         _prune(folder)
 
 
+@functools.cache
+def _limit(text: str) -> int:
+    """``DVM_CACHE_MB`` as a number, in MiB; the default, said once, where it is none."""
+    if text.isdecimal():
+        return int(text)
+    print(f"dvm: DVM_CACHE_MB: {text!r} is no number of MiB; {DEFAULT_MB} is used", file=sys.stderr)
+    return DEFAULT_MB
+
+
 def _prune(folder: pathlib.Path) -> None:
     """Removes the least recently used entries beyond the size limit."""
-    limit = int(os.environ.get("DVM_CACHE_MB") or DEFAULT_MB) << 20
+    limit = _limit(os.environ.get("DVM_CACHE_MB") or str(DEFAULT_MB)) << 20
     entries = []
     for path in folder.iterdir():
         with contextlib.suppress(OSError):

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from dvm.options import Options
 
 
-@click.command(
-    "bench", epilog="Example: dvm bench examples/softmax.onnx --shapes batch=2,seq=16 --shapes batch=1,seq=100"
-)
+@click.command("bench", epilog="Example: dvm bench examples/softmax.onnx --at batch=2,seq=16 --at batch=1,seq=100")
 @program_options
 @click.option(
-    "--shapes", multiple=True, metavar="SYMBOL=SIZE,...", help="One set of sizes, as batch=2,seq=16; repeat it."
+    "--at",
+    "--shapes",
+    "shapes",
+    multiple=True,
+    metavar="SYMBOL=SIZE,...",
+    help="One set of sizes, as batch=2,seq=16; repeat it.",
 )
 @click.option("--repeat", type=click.IntRange(1), default=11, show_default=True, help="Warm calls a shape.")
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
@@ -38,7 +41,7 @@ def command(
     options: Options | None,
     as_json: bool,
 ) -> None:
-    """Times a model: compiling once, then for every --shapes the first call and the median of warm calls, in wall-clock milliseconds.
+    """Times a model: compiling once, then for every --at the first call and the median of warm calls, in wall-clock milliseconds.
 
     Beside it ONNX Runtime, if it is installed and the model is an ONNX file; "ratio" is our warm time over its.
     """
@@ -48,7 +51,7 @@ def command(
     name, peer = peer_of(path, program)
     rows: list[dict[str, Any]] = []
     for text in shapes or ("",):
-        feeds = random_feeds(program, parse_sizes([text], "--shapes") if text else {}, seed)
+        feeds = random_feeds(program, parse_sizes([text], "--at") if text else {}, seed)
         row: dict[str, Any] = {"shapes": text}
         row["first"], row["warm"] = _times(partial(program.run, None, feeds), repeat)
         if name == "onnxruntime":

@@ -116,18 +116,22 @@ def compile_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options of the compiler, for verbs that take a model; the verb gets ``options``, a ``dvm.Options`` or None."""
 
     @click.option("--level", type=click.IntRange(0, 3), help="How much is optimised; 0: no pass, one kernel a node.")
+    @click.option("--chip", help="The chip to compile for: 910B1 (the default) to 910B4, or the path of a description.")
     @click.option("--disable", multiple=True, metavar="PASS,...", help="Passes to leave out, also fusion and stacking.")
     @click.option(
         "--dump", type=click.Path(file_okay=False, path_type=Path), help="Folder for the graph after every pass."
     )
     @functools.wraps(function)
-    def wrapped(*args: Any, level: int | None, disable: tuple[str, ...], dump: Path | None, **kwargs: Any) -> Any:
+    def wrapped(
+        *args: Any, level: int | None, chip: str | None, disable: tuple[str, ...], dump: Path | None, **kwargs: Any
+    ) -> Any:
         options = None
         names = tuple(part.strip() for text in disable for part in text.split(",") if part.strip())
-        if level is not None or names or dump is not None:
+        given: dict[str, Any] = {"level": level, "disable": names or None, "dump": dump, "chip": chip}
+        if any(value is not None for value in given.values()):
             from dvm.options import Options
 
-            options = Options(3 if level is None else level, names, dump)
+            options = Options(**{name: value for name, value in given.items() if value is not None})
         return function(*args, options=options, **kwargs)
 
     return wrapped
@@ -144,7 +148,7 @@ def open_program(
     if dim_texts:
         raise ProgramError(f"--dim declares the symbols of a model; {path.name} is compiled already")
     if options is not None:
-        raise ProgramError(f"--level, --disable and --dump are for models; {path.name} is compiled already")
+        raise ProgramError(f"--level, --chip, --disable and --dump are for models; {path.name} is compiled already")
     from dvm.program import load
 
     return load(path, tier)
@@ -171,19 +175,21 @@ def open_model(path: Path, dim_texts: Sequence[str] = ()) -> Traced:
 
 
 def sizes_and_ranges(dim_texts: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """``--dim`` of verbs that look at one call: NAME=SIZE is a size of it, NAME=MIN:MAX the range of a model's symbol."""
-    ranges = [text for text in dim_texts if ":" in text.rpartition("=")[2]]
-    return parse_sizes([text for text in dim_texts if text not in ranges], "--dim"), ranges
+    """``--at`` of verbs that look at one call: NAME=SIZE is a size of it, NAME=MIN:MAX the range of a model's symbol."""
+    parts = [part for text in dim_texts for part in text.split(",")]
+    ranges = [part for part in parts if ":" in part.rpartition("=")[2]]
+    return parse_sizes([part for part in parts if part not in ranges], "--at"), ranges
 
 
 def call_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The path and ``--dim`` of verbs that look at one call (see ``sizes_and_ranges``)."""
+    """The path and ``--at`` of verbs that look at one call (see ``sizes_and_ranges``)."""
     function = click.option(
+        "--at",
         "--dim",
         "dim_texts",
         multiple=True,
-        metavar="NAME=SIZE",
-        help="The size of a symbol in the call; for a model also its range, as NAME=MIN:MAX.",
+        metavar="SYMBOL=SIZE",
+        help="The sizes of the call, as batch=2,seq=16; may be repeated. For a model also a symbol's range, as batch=1:64.",
     )(function)
     return click.argument("path", metavar="PROGRAM_OR_MODEL", type=click.Path(dir_okay=False, path_type=Path))(function)
 

@@ -87,7 +87,7 @@ def _text(data: dict[str, Any]) -> str:
             + "".join(f"\n    given {f}" for f in k["facts"])
             for k in data["kernels"]
         ),
-        f"steps: {steps['kernel_launches']} kernel launches of {steps['templates']} templates, {steps['host_ops']} host ops",
+        f"steps: {steps['kernel_launches']} kernels of {steps['templates']} templates, {steps['host_ops']} host ops",
         f"sizes: code {sizes['code_bytes']:,} bytes, {sizes['patches']} patches, {sizes['integer_operations']} integer operations, "
         f"constants {sizes['constant_bytes']:,} bytes",
     ]

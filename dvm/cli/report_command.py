@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dvm.options import Options
 
 
-@click.command("report", epilog="Example: dvm report examples/softmax.onnx --dim batch=2 --dim seq=128")
+@click.command("report", epilog="Example: dvm report examples/softmax.onnx --at batch=2,seq=128")
 @call_options
 @compile_options
 @json_option

@@ -100,6 +100,10 @@ class Probe:
             results = jax.tree_util.tree_leaves(self.want(*arrays))
             for got, want in zip(words(*arrays), results, strict=True):
                 want = np.asarray(want)
+                narrow = jax.dtypes.canonicalize_dtype(
+                    want.dtype
+                )  # NumPy computes in 64 bits where it is asked for the truth
+                assert got.dtype in (want.dtype, narrow), f"{self.name} at {shapes}: {got.dtype}, not {want.dtype}"
                 check(got, want.astype(got.dtype), self.tolerance, f"{self.name} at {shapes}")
         for shapes in self.bad:
             refused(words, *self.arrays(shapes), names=self.names)

@@ -49,3 +49,12 @@ def test_every_variable_is_documented():
             read |= set(re.findall(r"""environ(?:\.get\(|\[)\s*["'](DVM_\w+)""", path.read_text()))
     documented = set(re.findall(r"^\| `(DVM_\w+)`", (ROOT / "docs/environment.md").read_text(), re.M))
     assert read | {"DVM_BACKGROUND"} == documented
+
+
+def test_a_topic_that_does_not_exist_is_said_once(monkeypatch, capsys):
+    monkeypatch.setenv("DVM_LOG", "fusions, jit")
+    assert diagnostics.wants("jit") and not diagnostics.wants("fusion")
+    assert (
+        capsys.readouterr().err
+        == "dvm: DVM_LOG: no topic fusions; topics are compile, jit, passes, fusion, symbol, all\n"
+    )

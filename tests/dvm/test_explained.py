@@ -83,5 +83,5 @@ def test_a_fusion_names_the_facts_that_it_used() -> None:
 def test_a_constraint_that_the_dims_of_the_inputs_say_is_listed_too() -> None:
     specs = dvm.spec("a, b"), dvm.spec("c")
     program = pipeline.from_function(lambda x, y: x.reshape(-1) + y, specs, {}, None, ["c == a*b"]).compile(start=False)
-    assert any(line.startswith("c == a*b  (constraints") for line in program.constraints), program.constraints
+    assert any(line.startswith("c == a*b  (the constraint") for line in program.constraints), program.constraints
     assert program.inputs[1].text == ("a*b",)

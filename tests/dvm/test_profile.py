@@ -39,7 +39,7 @@ def test_rows_and_totals() -> None:
     profile = prog.profile(b=100)
     assert [k.name for k in profile.kernels] == [k.name for k in prog.kernels]
     assert profile.total_us == pytest.approx(sum(k.us for k in profile.kernels))
-    data = json.loads(json.dumps(profile.json()))
+    data = json.loads(profile.json())
     assert data["time"] == "emulated" and data["launches"] == 1
     assert sum(data["stages"]) == len(data["kernels"]) == len(profile.kernels)
     row = data["kernels"][0]
@@ -113,6 +113,10 @@ def test_the_verb(tmp_path: Path) -> None:
     ranged = run(model, "--dim", "batch=1:4", "--dim", "batch=2", "--dim", "seq=128", "--json")
     assert json.loads(ranged)["dims"] == data["dims"]
     run(model, "--dim", "batch=2", code=1)
+    at = ("--at", "batch=2,seq=128", "--json")
+    assert json.loads(run(model, *at)) == data
+    faster, slower = (json.loads(run(model, *at, "--chip", chip)) for chip in ("910B1", "910B4"))
+    assert faster["chip"] == "910B1" and slower["chip"] == "910B4" and slower["total_us"] > faster["total_us"]
     run(model, "--dim", "batch=1:4", "--dim", "batch=9", "--dim", "seq=1", code=1)
 
 
