@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from graph_kernel.fusion.attention import plan
 from graph_kernel.fusion.axes import REDUCTIONS, Axes, Refusal, Tied, find_axes
 from graph_kernel.fusion.layout import Layout
@@ -114,6 +116,9 @@ class Fuser:
             Group, list[tuple[Node, Value]]
         ] = {}  # what groups read of nodes in groups, once all are seeded
         self.count = 0
+        self.across = np.zeros(
+            len(graph.nodes) + 1, np.int32
+        )  # how many groups have nodes on both sides of a position's end
         self.slots = Slots(self)
 
     def _size_makers(self) -> dict[Node, list[Value]]:
@@ -339,7 +344,16 @@ class Fuser:
         self.count += 1
         for n in nodes:
             self.group_of[n] = group
+        inside = set(nodes)
+        for part in parts:
+            if inside.issuperset(part.nodes):
+                self._count_across(part, -1)
+        self._count_across(group, 1)
         return group
+
+    def _count_across(self, group: Group, change: int) -> None:
+        places = [self.position[n] for n in group.nodes]
+        self.across[min(places) : max(places)] += change
 
     def force(self, value: Value) -> None:
         """Makes a value stored. A reshape of a stored value is the same memory; other movement becomes a kernel of its own."""
@@ -560,6 +574,7 @@ class Fuser:
         """Whether a path leaves the members, passes a kernel or stored memory, and comes back. Free nodes between two members are no
         obstacle: the kernel carries them."""
         last = max(self.position[n] for n in members)
+        last += int(np.argmax(self.across[last:] == 0))  # no group reaches back over this position, so no path does
         stack: list[tuple[Node, bool]] = [(n, False) for n in members]
         seen: set[tuple[Node, bool]] = set(stack)
         while stack:

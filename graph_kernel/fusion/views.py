@@ -100,8 +100,11 @@ def _transpose(node: Node, state: _State, scope: Scope) -> _State | None:
 
 
 def _broadcast(node: Node, state: _State, scope: Scope) -> _State | None:
+    dims = node.attrs["dims"]
+    if any(pos.bound is not None for j, pos in enumerate(state.positions) if j not in dims):
+        return None  # a dim that the source lacks has fill values beside the repeated ones
     out = []
-    for n, j in zip(node.inputs[0].shape, node.attrs["dims"], strict=True):
+    for n, j in zip(node.inputs[0].shape, dims, strict=True):
         pos = state.positions[j]
         if isinstance(n, int) and n == 1:
             if pos.bound is not None:

@@ -14,10 +14,18 @@ import numpy as np
 from jax import export
 
 import dvm
+from tests.e2e.random_control import control
 
 F32 = jnp.float32
 STATIC = (1, 2, 3, 4, 8)
 Operation = Callable[..., Any]  # (xp, *arrays) -> array
+
+
+LARGEST = 20_000  # elements of a value
+
+
+class TooLarge(ValueError):
+    """A value of more elements than a fuzzer should wait for."""
 
 
 @dataclass
@@ -28,12 +36,18 @@ class Recipe:
     steps: list[tuple[str, Operation, tuple[int, ...]]] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
     low: int = 1  # least size of the symbolic dims
+    largest: int = 0  # elements of the largest value of the last run on NumPy
 
     def run(self, xp: Any, arrays: Sequence[Any]) -> list[Any]:
-        """Results on ``xp`` arrays."""
+        """Results on ``xp`` arrays. NumPy refuses what takes long."""
         values = list(arrays)
+        self.largest = max((np.size(x) for x in arrays if xp is np), default=0)
         for _, operation, operands in self.steps:
             values.append(operation(xp, *(values[i] for i in operands)))
+            if xp is np:
+                self.largest = max(self.largest, values[-1].size)
+                if values[-1].size > LARGEST:
+                    raise TooLarge(f"{values[-1].size} elements")
         return [values[i] for i in self.results]
 
     def __call__(self, *arrays: Any) -> list[Any]:
@@ -149,6 +163,10 @@ def _view(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> tup
             "flatten",
             "pad",
             "unit",
+            "repeat",
+            "roll",
+            "halves",
+            "grow",
         ]
     )
     if form == "transpose":
@@ -192,6 +210,17 @@ def _view(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> tup
         width = [(low, high) if d == axis else (0, 0) for d in range(rank)]
         value = rng.choice([0.0, 0.5])
         return f"pad{axis},{low},{high}", lambda xp, x: xp.pad(x, width, constant_values=value), (i,)
+    if form == "repeat":
+        if rng.random() < 0.5:
+            return f"repeat{axis}", lambda xp, x: xp.repeat(x, 2, axis), (i,)
+        return f"tile{axis}", lambda xp, x: xp.tile(x, [2 if d == axis else 1 for d in range(rank)]), (i,)
+    if form == "roll":
+        return f"roll{axis}", lambda xp, x: xp.concatenate([x[1:], x[:1]], 0), (i,)
+    if form == "halves":
+        k = rng.randrange(2)
+        return f"half{axis},{k}", lambda xp, x: xp.split(x, 2, axis)[k], (i,)
+    if form == "grow":
+        return "grow", lambda xp, x: xp.broadcast_to(x, (2, *x.shape)), (i,)
     return f"unit{axis}", lambda xp, x: xp.mean(x, axis, keepdims=True) if x.ndim else x, (i,)
 
 
@@ -250,6 +279,7 @@ FAMILIES: tuple[tuple[Callable[..., Any], int], ...] = (
     (_view, 5),
     (_join, 2),
     (_index, 1),
+    (control, 1),
 )
 
 

@@ -7,6 +7,7 @@ error. What the computing instructions mean comes from the graph ops' own NumPy 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -74,9 +75,9 @@ class Machine:
         for item in items:
             step = item.step
             if isinstance(step, KernelStep):
-                kernel = self.kernels.setdefault(
-                    step.template, unordered(decode(self.program.templates[step.template]))
-                )
+                kernel = self.kernels.get(step.template)
+                if kernel is None:
+                    kernel = self.kernels[step.template] = unordered(decode(self.program.templates[step.template]))
                 _Core(self, kernel, self.bound.kernel_words(item.index), step).run()
             elif isinstance(step, HostStep):
                 inputs = [self.memory(b).reshape(self.bound.shape(b)) for b in step.inputs]
@@ -148,25 +149,20 @@ class _Core:
         if found is None:
             raise MachineFault(f"tile {number} is read where nothing is")
         value = found[0]
-        if value.dtype != tile.dtype or value.size != np.prod(self.sizes(tile), dtype=int):
-            raise MachineFault(f"tile {number} is {tile.dtype}{self.sizes(tile)} and holds {value.dtype}{value.shape}")
-        return value.reshape(self.sizes(tile))
+        sizes = self.sizes(tile)
+        if value.dtype != tile.dtype or value.size != math.prod(sizes):
+            raise MachineFault(f"tile {number} is {tile.dtype}{sizes} and holds {value.dtype}{value.shape}")
+        return value.reshape(sizes)
 
     def write(self, number: int, value: np.ndarray) -> None:
         tile = self.kernel.tiles[number]
         if list(value.shape) != self.sizes(tile):
             raise MachineFault(f"tile {number} is {self.sizes(tile)} and gets {value.shape}")
-        full = tile.dtype.itemsize * int(
-            np.prod([n if a == isa.NO_AXIS else self._chip_tile(a, n) for n, a in tile.dims], dtype=int)
-        )
-        end = tile.address + max(full, 1)
+        end = tile.address + max(tile.dtype.itemsize * math.prod(n for n, _ in tile.dims), 1)
         for key, (_, other) in list(self.local.items()):
             if key[0] == tile.space and key[1] < end and tile.address < other and key[1] != tile.address:
                 del self.local[key]
         self.local[tile.space, tile.address] = (np.array(value, tile.dtype), end)
-
-    def _chip_tile(self, axis: int, n: int) -> int:
-        return n
 
     # --- memory
     def positions(self, op: Op, tile: Tile) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,55 @@
+"""What the fuzzing lane has found, as small functions: fused and not, with the chip's tiles and with small ones, against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.e2e import harness
+from tests.e2e.harness import check, program_of, random, simulate
+
+
+def spec(shape: str) -> jax.ShapeDtypeStruct:
+    return harness.spec(shape, **{k: (0, 64) for k in "ab" if k in shape})
+
+
+def a_kernel_reaches_back(x: Any, y: Any) -> Any:
+    """A group that begins before the last member of another one and reads what comes behind it: the two may not grow into a cycle."""
+    t = (-x).T
+    number = y / y
+    rows = number + t[jnp.array([1, 0, 0])]
+    return number, rows, jax.nn.softmax(rows, 1), jnp.where(number > t, number, t)
+
+
+FOUND: dict[str, tuple[Callable[..., Any], list[str], list[list[tuple[int, ...]]]]] = {
+    "padding beside a repeated dim": (lambda x: jnp.pad(jnp.repeat(x, 2, 0), 1), ["1"], [[(1,)]]),
+    "padding of a dim that the source lacks": (
+        lambda x: jnp.pad(jnp.broadcast_to(x, (2, x.shape[0])), ((1, 1), (0, 0))) * 2,
+        ["a"],
+        [[(0,)], [(1,)], [(5,)]],
+    ),
+    "padding of repeated rows before a product": (
+        lambda x, w: jnp.pad(jnp.broadcast_to(x, (3, x.shape[0])), ((1, 0), (0, 0))) @ w,
+        ["a", "a, 3"],
+        [[(1,), (1, 3)], [(5,), (5, 3)]],
+    ),
+    "a kernel that reaches back": (a_kernel_reaches_back, ["a, 8", ""], [[(3, 8), ()], [(1, 8), ()]]),
+}
+
+
+@pytest.mark.parametrize("fusion", [True, False])
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name: str, fusion: bool) -> None:
+    fn, specs, launches = FOUND[name]
+    program = program_of(fn, *map(spec, specs), fusion=fusion)
+    for shapes in launches:
+        arrays = [random(shape, seed=i) for i, shape in enumerate(shapes)]
+        want = jax.tree_util.tree_leaves(fn(*arrays))
+        for tile in (None, 2):
+            for got, expected in zip(simulate(program, *arrays, tile=tile), want, strict=True):
+                check(got, np.asarray(expected), label=f"{name} at {shapes}, tile {tile}")
