@@ -26,6 +26,7 @@ from graph_kernel.fusion.prepare import (
     root_of,
     unshare,
 )
+from graph_kernel.fusion.record import cut, describe, once
 from graph_kernel.fusion.repeats import Structures
 from graph_kernel.fusion.rules import LATE_RULES, MOVEMENT, RULES, SIBLINGS, Group, Rule, Siblings, movement, products
 from graph_kernel.fusion.slots import Slot, Slots, whole
@@ -310,7 +311,7 @@ class Fuser:
                 if view is None:
                     self._to_host(node, refusal)
                     return
-                self.cuts.append(_cut(view.producer, node, view, f"stored, because {refusal}"))
+                self.cuts.append(cut(view.producer, node, view, f"stored, because {refusal}"))
                 self.force(view)
         self._new_group([node])
 
@@ -320,7 +321,7 @@ class Fuser:
         self.alone[node] = None
         for value in node.inputs:
             self.force(value)
-        self.cuts.append(_cut(node, node, node.outputs[0], f"runs on the host: {refusal}"))
+        self.cuts.append(cut(node, node, node.outputs[0], f"runs on the host: {refusal}"))
 
     def _is_number(self, node: Node) -> bool:
         """Whether a node makes the same number everywhere."""
@@ -380,7 +381,7 @@ class Fuser:
                 if view is None:
                     self._to_host(producer, refusal)
                     return
-                self.cuts.append(_cut(view.producer, producer, view, f"stored, because {refusal}"))
+                self.cuts.append(cut(view.producer, producer, view, f"stored, because {refusal}"))
                 self.force(view)
         self._new_group([producer])
 
@@ -496,14 +497,14 @@ class Fuser:
         reason = self._refuse(producer, consumer, rule, tie)
         if reason:
             self.tried[key] = reason
-            self.cuts.append(_cut(producer.nodes[-1], consumer.nodes[0], value, reason))
+            self.cuts.append(cut(producer.nodes[-1], consumer.nodes[0], value, reason))
             return False
         nodes = sorted({*producer.nodes, *consumer.nodes}, key=self.position.__getitem__)
         self.merges.append(
             {
                 "rule": rule.name,
-                "from": _describe(producer.nodes[-1]),
-                "to": _describe(consumer.nodes[0]),
+                "from": describe(producer.nodes[-1]),
+                "to": describe(consumer.nodes[0]),
                 "value": value.name,
             }
         )
@@ -599,7 +600,7 @@ class Fuser:
     # --- slots --------------------------------------------------------------------------------------------------------------------
     def cut(self, a: Node | None, b: Node, value: Value, reason: str) -> None:
         """Records why ``a`` and ``b`` are not one kernel."""
-        self.cuts.append(_cut(a, b, value, reason))
+        self.cuts.append(cut(a, b, value, reason))
 
     def merge(self, first: Group, second: Group, value: Value, rule: Rule, tie: Tied = ()) -> bool:
         """Merges two groups if nothing speaks against it; ``tie``: pairs of results with one iteration space."""
@@ -627,7 +628,7 @@ class Fuser:
 
     def slot_merge(self, concat: Node, how: str) -> None:
         """Records that a concatenation's operands are written in place."""
-        self.merges.append({"rule": how, "from": "operands", "to": _describe(concat), "value": concat.output.name})
+        self.merges.append({"rule": how, "from": "operands", "to": describe(concat), "value": concat.output.name})
 
     # --- attention ----------------------------------------------------------------------------------------------------------------
     def _attention(self) -> None:
@@ -643,13 +644,13 @@ class Fuser:
                 try:
                     self.analyse(members)
                 except Refusal as refusal:
-                    self.cuts.append(_cut(cone[0], second, second.inputs[side], f"not one attention kernel: {refusal}"))
+                    self.cuts.append(cut(cone[0], second, second.inputs[side], f"not one attention kernel: {refusal}"))
                     continue
                 self.merges.append(
                     {
                         "rule": "attention",
-                        "from": _describe(cone[0]),
-                        "to": _describe(second),
+                        "from": describe(cone[0]),
+                        "to": describe(second),
                         "value": second.inputs[side].name,
                     }
                 )
@@ -720,7 +721,7 @@ class Fuser:
             stored.update(group.stores)
         for node in self.alone:
             stored.update(node.outputs)
-        return Plan(self._order(steps), stored, self.aliases | targets, self.merges, _once(self.cuts))
+        return Plan(self._order(steps), stored, self.aliases | targets, self.merges, once(self.cuts))
 
     def _complete_or_split(self, group: Group) -> None:
         """Completes a group; one without a kernel form after all falls apart into what was merged last. (Its parts cannot form a cycle
@@ -731,7 +732,7 @@ class Fuser:
             if not group.parts:
                 raise
             value = next((v for n in group.parts[0].nodes for v in n.outputs), group.nodes[0].outputs[0])
-            self.cuts.append(_cut(group.parts[0].nodes[-1], group.parts[-1].nodes[0], value, str(refusal)))
+            self.cuts.append(cut(group.parts[0].nodes[-1], group.parts[-1].nodes[0], value, str(refusal)))
             for part in group.parts:
                 for n in part.nodes:
                     self.group_of[n] = part
@@ -781,19 +782,6 @@ class Fuser:
 def same_shape(a: Value, b: Value, scope: Scope) -> bool:
     """Whether two values are proven to have the same shape."""
     return a.rank == b.rank and all(scope.equal(m, n) for m, n in zip(a.shape, b.shape, strict=True))
-
-
-def _describe(node: Node) -> str:
-    return f"{node.op} ({node.origin})" if str(node.origin) else node.op
-
-
-def _cut(a: Node | None, b: Node, value: Value, reason: str) -> dict[str, str]:
-    return {"from": _describe(a) if a is not None else "", "to": _describe(b), "value": value.name, "reason": reason}
-
-
-def _once(cuts: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The record without repetitions: a pair of groups is tried again by every rule."""
-    return list({tuple(sorted(cut.items())): cut for cut in cuts}.values())
 
 
 def fuse(
