@@ -220,13 +220,14 @@ def value_of(words: np.ndarray, hole: Hole) -> int:
 class Scalars:
     """The run-time scalars of a kernel's code, as one int64 vector: values of holes, rows of addresses, and the blocks of its loops.
 
-    They are decoded from the bound words on the host, once per bind: XLA would compile a small kernel for every one of them.
+    They are decoded from the bound words on the host, once per bind: XLA would compile a small kernel for every one of them. The blocks
+    of a loop are numbered through all kinds; a kind has two scalars: the number at which it ends, and where its block 0 would start.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         self.rungs = plan(kernel)
         self.slots: dict[Hole | Address, int] = {}
-        self.loops: dict[int, int] = {}  # word of a loop instruction -> slot of its first block's count
+        self.loops: dict[int, int] = {}  # word of a loop instruction -> slot of its first kind of block
         self._ladders: list[tuple[Loop, int, Rungs]] = []
         for loop in loops_of(kernel.body):
             self._operand(loop.extent)
@@ -241,6 +242,8 @@ class Scalars:
                 self.loops[loop.op.at] = self.size
                 self._ladders.append((loop, self.size, rungs))
                 self.size += 2 * len(shapes(loop.kind, rungs))
+        # Axes that always move as one block, and its size.
+        self.lengths: dict[int, int] = {x.axis: x.extent for x in loops_of(kernel.body) if self.whole(x)}  # type: ignore[misc]
 
     def _operand(self, operand: Operand) -> None:
         if not isinstance(operand, int):
@@ -261,8 +264,10 @@ class Scalars:
         for operand in self.slots:
             out.append(value_of(words, operand) if isinstance(operand, Hole) else int(words[operand.word]) & row)
         for loop, _, rungs in self._ladders:
+            end = 0
             for block in blocks(loop.kind, rungs, self.extent(words, loop)):
-                out += (block.count, block.start)
+                out += (end + block.count, block.start - end * block.size)
+                end += block.count
         return np.array(out, np.int64)
 
     def trips(self, words: np.ndarray) -> dict[int, int]:

@@ -30,7 +30,7 @@ Array = Any
 Arenas = dict[int, Array]  # by number: flat items, or [rows, 128] inside a kernel that stores whole lane rows
 
 # LLVM at level 1 compiles a decoder block in two thirds of the time of level 3, and the code is as fast (process time, docs/executor.md).
-XLA_OPTIONS: dict[str, Any] = {"xla_backend_optimization_level": 1}
+XLA_OPTIONS: dict[str, Any] = {"xla_backend_optimization_level": 1, "xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
 
 LONG_ROW = 512  # contracted elements from which on a product of one row is computed in parts
 ROW_PARTS = 16
@@ -75,7 +75,11 @@ class Tracer:
     # --- operands ---------------------------------------------------------------------------------------------------------------
     def scalar(self, operand: Operand) -> Any:
         """A field as a Python int, or as a traced int64 of what the bound words hold."""
-        return operand if isinstance(operand, int) else self.scalars[self.table.slots[operand]]
+        return operand if isinstance(operand, int) else self.slot(self.table.slots[operand])
+
+    def slot(self, number: int) -> Array:
+        """One number of the vector of scalars, int64."""
+        return lax.squeeze(lax.slice(self.scalars, (number,), (number + 1,)), (0,))
 
     def sizes(self, tile: Tile) -> list[int]:
         return [size if axis == isa.NO_AXIS else self.axes[axis].size for size, axis in tile.dims]
@@ -375,13 +379,14 @@ class Tracer:
                 self.block(loop.body, arenas)
                 del self.axes[loop.axis]
             return
-        n = jnp.asarray(self.scalar(loop.extent), jnp.int64)
         slot = self.table.loops[loop.op.at]
+        t = jnp.int64(0)
         for k, block in enumerate(geometry.shapes(loop.kind, self.table.rungs[loop.axis])):
-            count, first = self.scalars[slot + 2 * k], self.scalars[slot + 2 * k + 1]
-            self._iterate(loop, count, first, block, n, arenas)
+            t = self._iterate(loop, t, slot + 2 * k, block, arenas)
 
-    def _iterate(self, loop: Loop, count: Any, first: Any, block: Blocks, n: Any, arenas: Arenas) -> None:
+    def _iterate(self, loop: Loop, t: Array, slot: int, block: Blocks, arenas: Arenas) -> Array:
+        """Traces the blocks of one size, from block number ``t`` on; returns the number of the next block. What the vector of scalars
+        holds is read where it is used: XLA runs a small kernel for everything that is computed outside of a loop."""
         stored = sorted(
             {a for op in _ops(loop.body) if op.insn.name == "store" and (a := self._arena_of(op)) is not None}
         )
@@ -389,26 +394,31 @@ class Tracer:
         masked = block.masked or self.adds
         saved = dict(self.local)
 
-        def body(t: Array, state: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
+        def more(state: tuple[Array, list[Array], list[Array]]) -> Array:
+            return state[0] < self.slot(slot)
+
+        def body(state: tuple[Array, list[Array], list[Array]]) -> tuple[Array, list[Array], list[Array]]:
+            t, arrays, values = state
             inner = dict(arenas)
-            inner.update(zip(stored, state[0], strict=True))
+            inner.update(zip(stored, arrays, strict=True))
             self.local = dict(saved)
-            for key, value in zip(carried, state[1], strict=True):
+            for key, value in zip(carried, values, strict=True):
                 self.local[key] = (value, saved[key][1])
-            at = first + t.astype(jnp.int64) * block.size
+            n = self.scalar(loop.extent)
+            at = self.slot(slot + 1) + t * block.size
             if not masked:
                 at = jnp.minimum(at, n - block.size)
             self.axes[loop.axis] = Axis(at, block.size, n - at if masked and block.size > 1 else None)
             self.block(loop.body, inner)
             del self.axes[loop.axis]
-            return [inner[k] for k in stored], [self.local[k][0].reshape(saved[k][0].shape) for k in carried]
+            return t + 1, [inner[k] for k in stored], [self.local[k][0].reshape(saved[k][0].shape) for k in carried]
 
-        state = ([arenas[k] for k in stored], [saved[k][0] for k in carried])
-        state = lax.fori_loop(jnp.int32(0), count.astype(jnp.int32), body, state)
+        end, arrays, values = lax.while_loop(more, body, (t, [arenas[k] for k in stored], [saved[k][0] for k in carried]))
         self.local = saved
-        arenas.update(zip(stored, state[0], strict=True))
-        for key, value in zip(carried, state[1], strict=True):
+        arenas.update(zip(stored, arrays, strict=True))
+        for key, value in zip(carried, values, strict=True):
             self.local[key] = (value, saved[key][1])
+        return end
 
     def lane_arenas(self) -> list[int]:
         """Arenas into which every store of the kernel writes whole lane rows at aligned places: they are seen as rows of lanes."""
@@ -434,13 +444,12 @@ class Tracer:
             ):
                 return False
             coefs[dim] = coefs.get(dim, 0) + step * stride  # type: ignore[index,operator,arg-type]
+        sizes = {d: n if a == isa.NO_AXIS else self.table.lengths.get(a, 0) for d, (n, a) in enumerate(dims)}
         run = 1
-        for d in sorted(
-            (d for d, (n, a) in enumerate(dims) if a == isa.NO_AXIS and n != 1), key=lambda d: coefs.get(d, 0)
-        ):
+        for d in sorted((d for d, n in sizes.items() if n > 1), key=lambda d: coefs.get(d, 0)):
             if coefs.get(d, 0) != run:
                 break
-            run *= dims[d][0]
+            run *= sizes[d]
         offset = op.fields["offset"]
         others = [c for c in coefs.values() if c >= run]
         return (
