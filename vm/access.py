@@ -221,14 +221,8 @@ def fetch(memory: Array, plan: Plan, dims: list[Dim], overrun: int, lane_view: b
         flat = jnp.pad(flat, (0, run - flat.shape[0]))
     shape = [dims[d].size for d in rest] + [dims[d].size for d in chosen]
     if not rest:
-        if lane_view and run % LANES == 0 and plan.base.alignment % LANES == 0:
-            out = lax.dynamic_slice(
-                memory.reshape(-1, LANES), (plan.base.value(LANES), jnp.int64(0)), (run // LANES, LANES)
-            )
-        elif run == flat.shape[0]:
-            out = flat
-        else:
-            out = lax.dynamic_slice(flat, (plan.base.value(),), (run,))
+        # Flat, whatever is stored in rows of lanes: the tile's own indices then are one linear function of the memory's, which XLA vectorises.
+        out = flat if run == flat.shape[0] else lax.dynamic_slice(flat, (plan.base.value(),), (run,))
     else:
         offsets = (rest_offsets(plan, dims, rest) + plan.base.value()).reshape(-1, 1)
         lanes = lane_view and run % LANES == 0 and plan.base.alignment % LANES == 0 and plan.extra is None
