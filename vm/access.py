@@ -221,7 +221,7 @@ def fetch(memory: Array, plan: Plan, dims: list[Dim], overrun: int, lane_view: b
         flat = jnp.pad(flat, (0, run - flat.shape[0]))
     shape = [dims[d].size for d in rest] + [dims[d].size for d in chosen]
     if not rest:
-        # Flat, whatever is stored in rows of lanes: the tile's own indices then are one linear function of the memory's, which XLA vectorises.
+        # Flat, whatever is stored in rows of lanes: memory is then indexed linearly in the tile's own dims, which XLA vectorises.
         out = flat if run == flat.shape[0] else lax.dynamic_slice(flat, (plan.base.value(),), (run,))
     else:
         offsets = (rest_offsets(plan, dims, rest) + plan.base.value()).reshape(-1, 1)

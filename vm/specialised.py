@@ -30,7 +30,10 @@ Array = Any
 Arenas = dict[int, Array]  # by number: flat items, or [rows, 128] inside a kernel that stores whole lane rows
 
 # LLVM at level 1 compiles a decoder block in two thirds of the time of level 3, and the code is as fast (process time, docs/executor.md).
-XLA_OPTIONS: dict[str, Any] = {"xla_backend_optimization_level": 1, "xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
+XLA_OPTIONS: dict[str, Any] = {
+    "xla_backend_optimization_level": 1,
+    "xla_disable_hlo_passes": "while-loop-invariant-code-motion",
+}
 
 LONG_ROW = 512  # contracted elements from which on a product of one row is computed in parts
 ROW_PARTS = 16
@@ -413,7 +416,9 @@ class Tracer:
             del self.axes[loop.axis]
             return t + 1, [inner[k] for k in stored], [self.local[k][0].reshape(saved[k][0].shape) for k in carried]
 
-        end, arrays, values = lax.while_loop(more, body, (t, [arenas[k] for k in stored], [saved[k][0] for k in carried]))
+        end, arrays, values = lax.while_loop(
+            more, body, (t, [arenas[k] for k in stored], [saved[k][0] for k in carried])
+        )
         self.local = saved
         arenas.update(zip(stored, arrays, strict=True))
         for key, value in zip(carried, values, strict=True):
