@@ -22,12 +22,17 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from tests.e2e.harness import program_of, random
+from codegen import compile_graph
+from dvm import pipeline
+from graph_kernel import passes, text
+from tests.e2e.harness import random
 from tests.e2e.random_functions import Recipe, TooLarge, random_recipe, sizes_of
 from tests.e2e.rounding import OutOfRange, tolerances
 from tests.e2e.tile_machine import Machine
+from vm.program import Program
 
 SIZES = (1, 2, 3, 4, 5, 8, 13)
+LARGEST = 20_000  # elements of a value: smaller sizes are taken where there would be more
 STEP = 500
 SECONDS = 30.0  # of CPU time for one graph, a hundred times what one takes: then it hangs
 Counts = collections.Counter[str]
@@ -49,7 +54,7 @@ def launches(
             sizes = {k: recipe.low if trial == 1 else rng.choice(choice) for k in "abc"}
             arrays = [random(shape, seed=seed + i) for i, shape in enumerate(sizes_of(recipe, sizes))]
             try:
-                want = recipe.run(np, [a.astype(np.float64) for a in arrays])
+                want = recipe.run(np, [a.astype(np.float64) for a in arrays], LARGEST)
             except TooLarge:
                 choice = choice[:-1]
                 continue
@@ -75,6 +80,14 @@ def small_tile(elements: int, trial: int) -> int | None:
     return next((tile for most, tile in ((30, 1), (100, 2), (500, 3), (2000, 5)) if elements <= most), 7)
 
 
+def programs(recipe: Recipe) -> tuple[Program, Program]:
+    """The program, and that of a copy of the graph with every operation a kernel of its own."""
+    graph = pipeline.from_function(recipe, tuple(recipe.specs), {}).graph
+    passes.optimise(graph)
+    copy = text.parse(text.to_text(graph))
+    return compile_graph(graph, {}), compile_graph(copy, {"fusion": False})
+
+
 def check_graph(seed: int, counts: Counts) -> None:
     """One graph; raises at the first difference."""
     recipe = random_recipe(seed, nodes_of(seed))
@@ -85,8 +98,7 @@ def check_graph(seed: int, counts: Counts) -> None:
     counts["40 operations"] += len(recipe.steps) == 40
     for family in {f for f, _, _ in map(family_of, (name for name, _, _ in recipe.steps))}:
         counts[f"with {family}"] += 1
-    fused = Machine(program_of(recipe, *recipe.specs))
-    single = Machine(program_of(recipe, *recipe.specs, fusion=False))
+    fused, single = map(Machine, programs(recipe))
     for trial, (sizes, arrays, want) in enumerate(launches(recipe, seed, 3)):
         counts["launches"] += 1
         counts["launches at 0"] += 0 in sizes.values()

@@ -21,9 +21,6 @@ STATIC = (1, 2, 3, 4, 8)
 Operation = Callable[..., Any]  # (xp, *arrays) -> array
 
 
-LARGEST = 20_000  # elements of a value
-
-
 class TooLarge(ValueError):
     """A value of more elements than a fuzzer should wait for."""
 
@@ -38,15 +35,15 @@ class Recipe:
     low: int = 1  # least size of the symbolic dims
     largest: int = 0  # elements of the largest value of the last run on NumPy
 
-    def run(self, xp: Any, arrays: Sequence[Any]) -> list[Any]:
-        """Results on ``xp`` arrays. NumPy refuses what takes long."""
+    def run(self, xp: Any, arrays: Sequence[Any], most: int | None = None) -> list[Any]:
+        """Results on ``xp`` arrays. Raises ``TooLarge`` if a value on NumPy has more than ``most`` elements."""
         values = list(arrays)
         self.largest = max((np.size(x) for x in arrays if xp is np), default=0)
         for _, operation, operands in self.steps:
             values.append(operation(xp, *(values[i] for i in operands)))
             if xp is np:
                 self.largest = max(self.largest, values[-1].size)
-                if values[-1].size > LARGEST:
+                if most is not None and values[-1].size > most:
                     raise TooLarge(f"{values[-1].size} elements")
         return [values[i] for i in self.results]
 
@@ -307,25 +304,31 @@ def random_recipe(seed: int, nodes: int) -> Recipe:
     traced = made  # sizes as JAX sees them while tracing, so that what it refuses at size 0 is left out here
     if letters and low == 0:
         traced = dict(zip(letters, export.symbolic_shape(", ".join(f"{k}_ - 1" for k in letters)), strict=True))
-    values: list[Any] = [jax.ShapeDtypeStruct(tuple(traced.get(d, d) for d in shape), F32) for shape in shapes]
+    values: list[Any] = []
 
     def pick() -> int:
         recent = rng.random() < 0.6
         return rng.randrange(max(0, len(values) - 4) if recent else 0, len(values))
 
-    tries = 0
-    while len(recipe.steps) < nodes and tries < nodes * 12:
-        tries += 1
-        family = rng.choices([f for f, _ in FAMILIES], [w for _, w in FAMILIES])[0]
-        try:
-            name, fn, operands = family(rng, values, pick)
-            out = jax.eval_shape(lambda *xs, fn=fn: fn(jnp, *xs), *(values[i] for i in operands))
-        except Exception:
-            continue
-        if len(out.shape) > 5 or out.dtype != F32:
-            continue
-        recipe.steps.append((name, fn, operands))
-        values.append(out)
+    def grow(*inputs: Any) -> tuple[()]:
+        """Tries operations within one trace, which costs less than a trace for each."""
+        values.extend(inputs)
+        tries = 0
+        while len(recipe.steps) < nodes and tries < nodes * 12:
+            tries += 1
+            family = rng.choices([f for f, _ in FAMILIES], [w for _, w in FAMILIES])[0]
+            try:
+                name, fn, operands = family(rng, values, pick)
+                out = fn(jnp, *(values[i] for i in operands))
+            except Exception:
+                continue
+            if len(out.shape) > 5 or out.dtype != F32:
+                continue
+            recipe.steps.append((name, fn, operands))
+            values.append(out)
+        return ()
+
+    jax.make_jaxpr(grow)(*(jax.ShapeDtypeStruct(tuple(traced.get(d, d) for d in shape), F32) for shape in shapes))
     used = {i for _, _, ops in recipe.steps for i in ops}
     leaves = [i for i in range(len(specs), len(values)) if i not in used]
     recipe.results = leaves[-4:] + [rng.randrange(len(values)) for _ in range(rng.choice([0, 0, 1, 2]))]
