@@ -110,7 +110,7 @@ class ProgramBuilder:
 
     def constant(self, node: Node) -> int:
         """The pinned buffer of a constant; equal constants share one."""
-        array = np.ascontiguousarray(node.attrs["value"]).astype(node.output.dtype, copy=False)
+        array = np.asarray(node.attrs["value"], node.output.dtype, order="C")  # a number stays one: of rank 0
         key = (array.dtype.name, array.shape, array.tobytes())
         if key not in self.constant_index:
             self.constants.append(array)

@@ -29,6 +29,7 @@ from tests.e2e.harness import random
 from tests.e2e.random_functions import Recipe, TooLarge, random_recipe, sizes_of
 from tests.e2e.rounding import OutOfRange, tolerances
 from tests.e2e.tile_machine import Machine
+from vm import serialise
 from vm.program import Program
 
 SIZES = (1, 2, 3, 4, 5, 8, 13)
@@ -81,11 +82,11 @@ def small_tile(elements: int, trial: int) -> int | None:
 
 
 def programs(recipe: Recipe) -> tuple[Program, Program]:
-    """The program, and that of a copy of the graph with every operation a kernel of its own."""
+    """The program as it is read from its file, and that of a copy of the graph with every operation a kernel of its own."""
     graph = pipeline.from_function(recipe, tuple(recipe.specs), {}).graph
     passes.optimise(graph)
     copy = text.parse(text.to_text(graph))
-    return compile_graph(graph, {}), compile_graph(copy, {"fusion": False})
+    return serialise.loads(serialise.dumps(compile_graph(graph, {}))), compile_graph(copy, {"fusion": False})
 
 
 def check_graph(seed: int, counts: Counts) -> None:

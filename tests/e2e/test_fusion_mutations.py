@@ -113,6 +113,17 @@ def lengths(pk, k, pv, v):
     return jnp.concatenate([pk, k], 1), jnp.concatenate([pv, v], 1)
 
 
+def caches(*parts):
+    """Past and new keys and values of 12 layers."""
+    return [jnp.concatenate(parts[i : i + 2], 1) for i in range(0, len(parts), 2)]
+
+
+def many(x):
+    for i in range(150):
+        x = jnp.tanh(x) * 0.5 if i % 2 else x + 1.25 * i
+    return x
+
+
 LARGE, WIDE, CHAIN = {"b": 4096}, ("b, 256", "256, 1024"), ("b, 160", "160, 300", "300, 48")
 EXPERTS = ("b, 160",) * 4 + ("160, 48",) * 4
 TABLE = [
@@ -124,6 +135,16 @@ TABLE = [
         without(fuse.Fuser, "_cycle", lambda *_: False),
         "no program",
         {"b": 5},
+    ),
+    Row(
+        ANY,
+        "a kernel has at most 128 nodes",
+        many,
+        ("b, 16",),
+        without(fuse, "MAX_GROUP", 1 << 30),
+        "no program",
+        {"b": 5},
+        "more than 128 nodes",
     ),
     Row(
         ANY,
@@ -343,6 +364,15 @@ TABLE = [
     ),
     Row(
         "sibling movement",
+        "at most 8 results",
+        caches,
+        ("b, p, 8", "b, s, 8") * 24,
+        without(rules, "MAX_MOVED", 1000),
+        "time",
+        {"b": 4, "p": 50, "s": 7},
+    ),
+    Row(
+        "sibling movement",
         "the shapes are equal at every size",
         lengths,
         ("b, p, 8", "b, s, 8", "b, p, 8", "b, r, 8"),
@@ -393,7 +423,7 @@ def test_without_the_condition(row: Row, monkeypatch: pytest.MonkeyPatch) -> Non
     before = measured(row, monkeypatch)
     row.mutation(monkeypatch)
     if row.effect == "no program":
-        with pytest.raises((CompileError, AssertionError), match=r"does not fit|form a cycle"):
+        with pytest.raises((CompileError, AssertionError, RecursionError), match="does not fit|form a cycle|recursion depth"):
             measured(row, monkeypatch)
     elif row.effect == "wrong":
         with pytest.raises(Exception):  # noqa: B017  wrong values, or an access outside of its buffer

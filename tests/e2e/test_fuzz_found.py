@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from tests.e2e import harness
 from tests.e2e.harness import check, program_of, random, simulate
+from vm import serialise
 
 
 def spec(shape: str) -> jax.ShapeDtypeStruct:
@@ -38,6 +40,11 @@ FOUND: dict[str, tuple[Callable[..., Any], list[str], list[list[tuple[int, ...]]
         ["a", "a, 3"],
         [[(1,), (1, 3)], [(5,), (5, 3)]],
     ),
+    "a number that the host reads, in a file": (
+        lambda x: lax.pad(jnp.exp(x), np.float32(1), [(0, 0, 0), (1, 1, 1)]),
+        ["a, 3"],
+        [[(2, 3)]],
+    ),
     "a kernel that reaches back": (a_kernel_reaches_back, ["a, 8", ""], [[(3, 8), ()], [(1, 8), ()]]),
 }
 
@@ -46,7 +53,7 @@ FOUND: dict[str, tuple[Callable[..., Any], list[str], list[list[tuple[int, ...]]
 @pytest.mark.parametrize("name", FOUND)
 def test_found(name: str, fusion: bool) -> None:
     fn, specs, launches = FOUND[name]
-    program = program_of(fn, *map(spec, specs), fusion=fusion)
+    program = serialise.loads(serialise.dumps(program_of(fn, *map(spec, specs), fusion=fusion)))
     for shapes in launches:
         arrays = [random(shape, seed=i) for i, shape in enumerate(shapes)]
         want = jax.tree_util.tree_leaves(fn(*arrays))
