@@ -80,7 +80,7 @@ def cuts(program: Program) -> list[dict[str, str]]:
         for number, b in enumerate(step.buffers):
             place = _place(program, b)
             if number in stored[step.template]:
-                part = program.buffers[b].alias is not None
+                part = program.buffers[b].alias is not None or step.choice is not None
                 writers[place] = {**(writers.get(place, {}) if part else {}), step.name: None}
                 continue
             for writer in [w for w in writers.get(place, {}) if w != step.name]:

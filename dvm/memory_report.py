@@ -48,7 +48,7 @@ class Memory:
         self.buffers = tuple(
             _life(bound, i, life)
             for i, buffer in enumerate(program.buffers)
-            if buffer.alias is None and (buffer.space not in TEMP_BANKS or i in life.spans)
+            if buffer.alias is None and (buffer.space not in TEMP_BANKS or i in life.spans) and i not in bound.idle
         )
         temporary = [b for b in self.buffers if b.space.startswith("temp")]
         self.unshared = sum(_whole_rows(b) for b in temporary)

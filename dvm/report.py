@@ -178,7 +178,8 @@ def moved(bound: BoundProgram) -> int:
         total = 0
         for step in steps:
             if isinstance(step, KernelStep):
-                total += sum(size(b) for b in dict.fromkeys(step.buffers))
+                if stages.runs(step, bound.chosen):
+                    total += sum(size(b) for b in dict.fromkeys(step.buffers))
             elif isinstance(step, HostStep):
                 total += sum(size(b) for b in (*step.inputs, *step.outputs))
             elif isinstance(step, ForStep):

@@ -16,6 +16,8 @@ Fields that are left out are 0. A *program* is a list of such templates and of t
     symbol n min=0 max=1000
     input x float32 [n, 8]      output y float32 [n, 8]      temp t float32 [n]      constant c float32 [2] = 1.5 2
     launch NAME [ceildiv(n, 32), n] x y          parameters, then buffers; one line a kernel, in order
+    choice big = min(n // 100, 1)                the number of the form of a part of the program that runs
+    launch NAME [n] x y when big=1               a kernel of that form
 
 Dims and parameters are expressions of symbols: ``+ - * // % max(a, b) min(a, b) ceildiv(a, b)`` and brackets. ``#`` at the beginning of a
 line starts a comment. Anything else is a ``ProgramError`` that names the line.
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -42,6 +44,7 @@ from vm.program import (
     PINNED,
     TEMP,
     Buffer,
+    Choice,
     KernelStep,
     Patch,
     Program,
@@ -290,7 +293,8 @@ class _Program:
         self.symbols: list[Symbol] = []
         self.templates: dict[str, Template] = {}
         self.tensors: list[tuple[str, str, str, list[str], list[str]]] = []  # kind, name, dtype, dims, values
-        self.launches: list[tuple[str, list[str], list[str]]] = []
+        self.launches: list[tuple[str, list[str], list[str], str, int]] = []  # template, parameters, tensors, when
+        self.choices: dict[str, str] = {}
 
     def line(self, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -309,10 +313,16 @@ class _Program:
             dtype_of(match[2])
             self.tensors.append((word, match[1], match[2], _split(match[3]), (match[4] or "").split()))
         elif word == "launch":
-            match = re.fullmatch(r"(\S+) \[(.*)\](.*)", rest.strip())
+            match = re.fullmatch(r"(\S+) \[(.*)\](.*?)(?: when (\w+)=(\d+))?", rest.strip())
             if match is None:
-                raise ValueError("expected launch TEMPLATE [PARAMETERS] BUFFERS")
-            self.launches.append((match[1], _split(match[2]), match[3].split()))
+                raise ValueError("expected launch TEMPLATE [PARAMETERS] BUFFERS, and perhaps when CHOICE=NUMBER")
+            form = int(match[5] or 0)
+            self.launches.append((match[1], _split(match[2]), match[3].split(), match[4] or "", form))
+        elif word == "choice":
+            name, _, text = rest.partition("=")
+            if not name.strip() or not text.strip():
+                raise ValueError("expected choice NAME = EXPRESSION")
+            self.choices[name.strip()] = text.strip()
         else:
             raise ValueError(f"unknown word {word!r}")
 
@@ -355,14 +365,25 @@ class _Program:
         numbers = {name: i for i, name in enumerate(buffers)}
         order = {name: i for i, name in enumerate(self.templates)}
         steps = []
-        for k, (template, params, used) in enumerate(self.launches):
+        numbered = {name: i for i, name in enumerate(self.choices)}
+        for k, (template, params, used, when, form) in enumerate(self.launches):
+            if when and when not in numbered:
+                raise ProgramError(f"launch {template}: there is no choice {when!r}")
             for name in used:
                 if name not in numbers:
                     raise ProgramError(f"launch {template}: there is no tensor {name!r}")
             if template not in order:
                 raise ProgramError(f"launch {template}: there is no such template")
             given = tuple(_Expression(text, code, regs).value for text in params)
-            steps.append(KernelStep(order[template], given, tuple(numbers[name] for name in used), f"{template}_{k}"))
+            step = KernelStep(order[template], given, tuple(numbers[name] for name in used), f"{template}_{k}")
+            steps.append(replace(step, choice=numbered[when], alternative=form) if when else step)
+        choices = tuple(
+            Choice(
+                _Expression(text, code, regs).value,
+                1 + max((form for *_, when, form in self.launches if when == name), default=0),
+            )
+            for name, text in self.choices.items()
+        )
         solve, solved = self._solve(names)
         return Program(
             symbols=tuple(self.symbols),
@@ -378,6 +399,7 @@ class _Program:
             constants=tuple(constants),
             arena_rows=dict(sorted(top.items())),
             chip=self.chip,
+            choices=choices,
             debug={"title": self.name} if self.name else {},
         )
 

@@ -24,6 +24,7 @@ from vm.program import (
     LANES,
     PINNED,
     SPACE_NAMES,
+    TEMP_BANKS,
     CondStep,
     ForStep,
     HostStep,
@@ -32,6 +33,7 @@ from vm.program import (
     Step,
     Symbol,
     WhileStep,
+    scalar_of,
 )
 from vm.validate import RELOC_MASK, dependents
 
@@ -71,13 +73,33 @@ class Region:
         return self.memory == other.memory and self.start < other.end and other.start < self.end
 
 
+@dataclass(frozen=True, eq=False)
+class Route:
+    """What runs for one outcome of all choices: the kernels that do not, the buffers that nothing then uses, and the holes of the others
+    as parallel arrays."""
+
+    chosen: tuple[int, ...]
+    skipped: frozenset[int]
+    idle: frozenset[int]
+    in_use: np.ndarray  # of all buffers
+    holes: list[tuple[int, int, int, int, int]]  # word, lo, width, register, kernel; sorted by word
+    reg: np.ndarray
+    shift: np.ndarray
+    mask: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    words: np.ndarray  # those with holes
+    group: np.ndarray
+
+
 @dataclass(eq=False)
 class BoundProgram:
     """A program at concrete sizes. Treat as read-only: it is shared by all launches of these sizes.
 
     ``regs`` are all registers of the main code. ``words`` (uint64, read-only) are the patched words of all kernel steps, those of
     kernel ``k`` are ``words[starts[k] : starts[k + 1]]``. ``arena_rows`` gives lane rows by (space, item size). ``unknown`` are the
-    symbols that depend on data and are not known yet (they are 0 in ``symbols``), ``waiting`` the kernels that need them.
+    symbols that depend on data and are not known yet (they are 0 in ``symbols``), ``waiting`` the kernels that need them. ``chosen``
+    is the alternative of every choice; kernels of the others are ``skipped``, and what only they use is ``idle``: it has no memory.
     """
 
     program: Program
@@ -92,9 +114,19 @@ class BoundProgram:
     unknown: frozenset[int] = frozenset()
     waiting: frozenset[int] = frozenset()
     sizes: tuple[int, ...] | None = None  # of all input axes, where they are known
+    chosen: tuple[int, ...] = ()
+    skipped: frozenset[int] = frozenset()
+    idle: frozenset[int] = frozenset()
+
+    @property
+    def unbound(self) -> frozenset[int]:
+        """The kernels that have no words: they are ``skipped``, or still ``waiting``."""
+        return self.skipped | self.waiting
 
     def kernel_words(self, index: int) -> np.ndarray:
         """The words of the kernel step with this ordinal, a view."""
+        if index in self.skipped:
+            raise ProgramError(f"kernel {index} is of an alternative that does not run at these sizes")
         if index in self.waiting:
             names = ", ".join(self.program.symbols[k].name for k in sorted(self.unknown))
             raise ProgramError(f"kernel {index} needs a size that is not known yet ({names})")
@@ -132,6 +164,7 @@ class Binder:
         self.program = program
         self.kernels: list[KernelStep] = []
         self.hosts: list[HostStep] = []
+        self._control: set[int] = set()  # buffers that control steps read or write
         self.steps = self._number(program.steps)
         self.pinned = tuple(i for i, b in enumerate(program.buffers) if b.space == PINNED)
         self._cache: OrderedDict[tuple[int, ...], BoundProgram] = OrderedDict()
@@ -148,6 +181,10 @@ class Binder:
         self._prepare_buffers()
         self._prepare_words()
         self._prepare_data_sizes()
+        self._choices = tuple((choice.reg, choice.count) for choice in program.choices)
+        self._routes: dict[tuple[int, ...], Route] = {}
+        if not self._choices:
+            self._route(())
 
     # -- inputs ---------------------------------------------------------------------------------------------------------------
 
@@ -277,8 +314,9 @@ class Binder:
                     f"{self._at(symbols)}: {SPACE_NAMES[space]} memory of {rows:,} rows of {LANES} {size}-byte items is beyond what "
                     f"addresses can name"
                 )
-        self._check_buffers(regs, numbers, inexact, symbols, hidden)
-        words = self._patched(regs, numbers, inexact)
+        route = self._route(tuple([regs[reg] for reg, _ in self._choices]))
+        self._check_buffers(regs, numbers, inexact, symbols, hidden, route)
+        words = self._patched(regs, numbers, inexact, route)
         return BoundProgram(
             self.program,
             symbols,
@@ -294,6 +332,9 @@ class Binder:
             unknown,
             self._waiting(hidden),
             sizes,
+            route.chosen,
+            route.skipped,
+            route.idle,
         )
 
     # -- sizes that depend on data --------------------------------------------------------------------------------------------
@@ -421,6 +462,7 @@ class Binder:
         inexact: np.ndarray | None,
         symbols: tuple[int, ...],
         hidden: frozenset[int],
+        route: Route,
     ) -> None:
         """No size is negative, every buffer holds its elements and lies inside its arena."""
         if not len(self._buffer_elements):
@@ -435,6 +477,7 @@ class Binder:
         offset, top = numbers[self._buffer_offset], numbers[self._buffer_arena]
         rows = -(-elements // self._lanes)[self._in_arena]
         outside = (offset < 0) | (offset > top) | (rows > top - offset)
+        outside &= route.in_use[self._in_arena]
         if inexact is not None:  # saturated values would make the sums above wrong
             bad |= inexact[self._buffer_elements][self._claim_buffer] | inexact[self._claim_dims].any(axis=1)
             outside |= inexact[self._buffer_offset] | inexact[self._buffer_arena]
@@ -505,33 +548,67 @@ class Binder:
         self._base = np.concatenate(base) if base else np.zeros(0, np.uint64)
         holes.sort(key=lambda hole: hole[:2])
         self._holes = holes
+
+    def _route(self, chosen: tuple[int, ...]) -> Route:
+        """What runs for this outcome of the choices."""
+        found = self._routes.get(chosen)
+        if found is not None:
+            return found
+        for k, (value, (_, count)) in enumerate(zip(chosen, self._choices, strict=True)):
+            if not 0 <= value < count:
+                raise ProgramError(f"choice {k} is {value}, but it has {count} alternatives")
+        skipped = frozenset(
+            k for k, s in enumerate(self.kernels) if s.choice is not None and chosen[s.choice] != s.alternative
+        )
+        idle = self._only_used_by(skipped)
+        in_use = np.array([b not in idle for b in range(len(self.program.buffers))], bool)
+        holes = [hole for hole in self._holes if hole[4] not in skipped] if skipped else self._holes
         word, lo, width, reg, _ = (
             np.array(column, np.int64) for column in (zip(*holes, strict=True) if holes else [()] * 5)
         )
-        self._hole_reg = reg.astype(np.intp)
-        self._hole_shift = lo.astype(np.uint64)
-        self._hole_mask = np.array([(1 << w) - 1 for w in width.tolist()], np.uint64)
+        mask = np.array([(1 << w) - 1 for w in width.tolist()], np.uint64)
         # A field takes signed or unsigned values; one of 64 bits takes every int64.
-        self._hole_low = np.array([-(1 << (w - 1)) for w in width.tolist()], np.int64)
-        self._hole_high = np.array([min((1 << w) - 1, (1 << 63) - 1) for w in width.tolist()], np.int64)
-        self._words_with_holes, self._group = np.unique(word, return_index=True)
+        low = np.array([-(1 << (w - 1)) for w in width.tolist()], np.int64)
+        high = np.array([min((1 << w) - 1, (1 << 63) - 1) for w in width.tolist()], np.int64)
+        shift, words = lo.astype(np.uint64), np.unique(word, return_index=True)
+        route = Route(chosen, skipped, idle, in_use, holes, reg.astype(np.intp), shift, mask, low, high, *words)
+        self._routes[chosen] = route
+        return route
 
-    def _patched(self, regs: list[int], numbers: np.ndarray, inexact: np.ndarray | None) -> np.ndarray:
+    def _only_used_by(self, skipped: frozenset[int]) -> frozenset[int]:
+        """Temporaries that no other kernel and no other step uses."""
+        if not skipped:
+            return frozenset()
+        buffers = self.program.buffers
+        own: set[int] = set()
+        others: set[int] = set()
+        for k, step in enumerate(self.kernels):
+            (own if k in skipped else others).update(step.buffers)
+        own.update(i for i, b in enumerate(buffers) if b.alias in own)
+        own.update(b.alias for b in map(buffers.__getitem__, tuple(own)) if b.alias is not None)
+        others.update(b for host in self.hosts for b in (*host.inputs, *host.outputs))
+        others.update(i for i in own if buffers[i].space not in TEMP_BANKS)
+        used = {i if buffers[i].alias is None else buffers[i].alias for i in others | self._control}
+        return frozenset(i for i in own if (i if buffers[i].alias is None else buffers[i].alias) not in used)
+
+    def _patched(
+        self, regs: list[int], numbers: np.ndarray, inexact: np.ndarray | None, route: Route
+    ) -> np.ndarray:
         words = self._base.copy()
-        if len(self._hole_reg):
-            values = numbers[self._hole_reg]
-            bad = (values < self._hole_low) | (values > self._hole_high)
+        if len(route.reg):
+            values = numbers[route.reg]
+            bad = (values < route.low) | (values > route.high)
             if inexact is not None:
-                bad |= inexact[self._hole_reg]
+                bad |= inexact[route.reg]
             if bad.any():
-                self._raise_misfit(int(bad.argmax()), regs)
-            bits = (values.view(np.uint64) & self._hole_mask) << self._hole_shift
-            words[self._words_with_holes] |= np.bitwise_or.reduceat(bits, self._group)
+                self._raise_misfit(route.holes[int(bad.argmax())], regs)
+            bits = (values.view(np.uint64) & route.mask) << route.shift
+            words[route.words] |= np.bitwise_or.reduceat(bits, route.group)
         words.flags.writeable = False
         return words
 
-    def _raise_misfit(self, i: int, regs: list[int]) -> None:
-        word, lo, width, reg, k = self._holes[i]
+    def _raise_misfit(self, hole: tuple[int, int, int, int, int], regs: list[int]) -> None:
+        word, lo, width, reg, k = hole
         raise ProgramError(
             f"kernel {k}{_origin(self.kernels[k].name)}, word {word - self._starts[k]}: the value {regs[reg]} does not fit "
             f"the {width} bits from bit {lo}"
@@ -547,6 +624,7 @@ class Binder:
         if isinstance(step, HostStep):
             self.hosts.append(step)
             return NumberedStep(step, len(self.hosts) - 1)
+        self._control.add(scalar_of(step))
         return NumberedStep(step, -1, tuple([self._number(block) for block in _blocks(step)]))
 
 

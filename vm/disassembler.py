@@ -38,6 +38,9 @@ def disassemble(program: Program, kernel: str | int | None = None) -> str:
         template = program.templates[step.template]
         size = f"{len(template.words)} words, {len(template.patches)} patches, {template.n_buffers} buffers"
         lines.append(f"kernel {number}: {_name(step, template)} (template {step.template}: {size})")
+        if step.choice is not None:
+            choice = program.choices[step.choice]
+            lines.append(f"  when choice {step.choice} ({registers.text(choice.reg)}) is {step.alternative}")
         lines += [f"  p{i} = {registers.text(reg)}" for i, reg in enumerate(step.params)]
         lines += [f"  #{i} = {_buffer(program, program.buffers[b], registers)}" for i, b in enumerate(step.buffers)]
         if step.template in shown:

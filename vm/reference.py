@@ -149,7 +149,7 @@ class _Launch:
         for stage in stacking.together(steps, self.owner.stages):
             numbered, step = stage[0], stage[0].step
             if isinstance(step, KernelStep):
-                run_stage([self.prepared(one) for one in stage])
+                run_stage([self.prepared(one) for one in stage if one.index not in self.bound.skipped])
             elif isinstance(step, HostStep):
                 self.host(step, numbered.index)
             elif isinstance(step, CondStep):
@@ -166,7 +166,7 @@ class _Launch:
                 for k in range(count):
                     self.write(step.counter, np.asarray(count - 1 - k if step.reverse else k, np.int32))
                     self.walk(numbered.blocks[0])
-            for b in self.owner.dead_after[stage[-1]]:
+            for b in [b for b in self.owner.dead_after[stage[-1]] if b not in self.bound.idle]:
                 arena, items, _ = self._bytes(b)
                 arena.free(items)
 

@@ -102,7 +102,7 @@ class Executable:
         self._job: Future[None] | None = None  # builds specialised code while the interpreter serves
         self._asked = threading.Event()  # a first launch has begun, or somebody waits for the background
         self._interprets = tier != "specialised"
-        self._settled = False  # all code for the present capacities is there
+        self._settled: set[tuple[int, ...]] = set()  # outcomes of choices whose code for the present capacities is there
         self._begin()
 
     # --- tiers --------------------------------------------------------------------------------------------------------------------
@@ -159,13 +159,14 @@ class Executable:
         """Whether this launch goes through the interpreter: its specialised code is not ready, and the interpreter needs no compile."""
         if self.tier == "interpreter":
             return True
-        if self._settled and all(r <= self.capacity.get(k, -1) for k, r in bound.arena_rows.items()):
+        if bound.chosen in self._settled and all(r <= self.capacity.get(k, -1) for k, r in bound.arena_rows.items()):
             return False
         if not self._serves():
             return False
         capacity = self._grown(bound.arena_rows)
-        if not self._unbuilt(capacity):
-            self._settled = capacity == self.capacity
+        if not self._unbuilt(capacity, bound.skipped):
+            if capacity == self.capacity:
+                self._settled.add(bound.chosen)
             return False
         if self._job is not None and self._job.done():
             self._job = None
@@ -239,7 +240,7 @@ class Executable:
     def _adopt(self, capacity: dict[Key, int]) -> None:
         """Makes memory of these capacities, if they are new ones."""
         if capacity != self.capacity:
-            self.capacity, self._settled = dict(capacity), False
+            self.capacity, self._settled = dict(capacity), set()
             total = sum(n * LANES * item for (_, item), n in self.capacity.items())
             if self.temps or self.staging:
                 counters.add("arena_growths")
@@ -383,18 +384,21 @@ class Executable:
 
         return visit(self.plan)
 
-    def _unbuilt(self, capacity: Mapping[Key, int]) -> list[Segment]:
-        """One step for every piece of code that is missing at these capacities."""
+    def _unbuilt(self, capacity: Mapping[Key, int], skipped: frozenset[int] = frozenset()) -> list[Segment]:
+        """One step for every piece of code that is missing at these capacities; not those of ``skipped`` kernels."""
         todo: dict[tuple[Any, ...], Segment] = {}
         for segment in self._all_segments():
+            if segment.index in skipped:
+                continue
             signature = self._signature(segment, capacity)
             if signature not in self.code:
                 todo.setdefault(signature, segment)
         return list(todo.values())
 
-    def _compile_all(self) -> None:
-        """Builds the code of every kernel that has none, on as many threads as there are cores: XLA compiles one kernel on one."""
-        todo = self._unbuilt(self.capacity)
+    def _compile_all(self, skipped: frozenset[int] = frozenset()) -> None:
+        """Builds the code of every kernel that has none, ``skipped`` ones aside, on as many threads as there are cores: XLA compiles one
+        kernel on one."""
+        todo = self._unbuilt(self.capacity, skipped)
         if len(todo) < 2:
             for segment in todo:
                 self._compile(segment)
@@ -487,7 +491,8 @@ class StepWalk:
     def steps(self, items: Sequence[Segment | NumberedStep]) -> None:
         for item in items:
             if isinstance(item, Segment):
-                self.segment(item)
+                if item.index not in self.bound.skipped:
+                    self.segment(item)
                 continue
             step = item.step
             if isinstance(step, HostStep):
@@ -575,7 +580,7 @@ class _Launch(StepWalk):
         code = segment.code
         if code is None:
             if owner._signature(segment) not in owner.code:
-                owner._compile_all()
+                owner._compile_all(self.bound.skipped)
             code = segment.code = owner._compile(segment)
         scalars = self.scalars.get(segment.index)
         if scalars is None:

@@ -390,8 +390,11 @@ _BUFFER = Record(
     name=DEBUG,
     alias=MAYBE,
 )
+_CHOICE = Record(pg.Choice, reg=INT, count=INT)
 _STEPS = (
-    Record(pg.KernelStep, template=INT, params=INTS, buffers=INTS, name=DEBUG),
+    Record(
+        pg.KernelStep, template=INT, params=INTS, buffers=INTS, name=DEBUG, choice=MAYBE, alternative=INT
+    ),
     Record(pg.HostStep, function=HOST, attrs=HostAttrs(), inputs=INTS, outputs=INTS),
     Record(pg.CondStep, selector=INT, branches=Sequence(BLOCK)),
     Record(pg.WhileStep, cond=BLOCK, predicate=INT, body=BLOCK),
@@ -418,4 +421,5 @@ PROGRAM = Record(
     out_tree=PLAIN,
     data_sizes=Sequence(_DATA_SIZE),
     stages=INTS,
+    choices=Sequence(_CHOICE),
 )

@@ -36,7 +36,7 @@ from vm.validate import validate
 __all__ = ["dumps", "load", "loads", "mend", "replace_words", "reseal", "save", "validate"]
 
 MAGIC = b"\x89DVM\r\n\x1a\n"  # like PNG's: damaged by text-mode copies, which are then noticed
-VERSION = 2
+VERSION = 3
 
 _HEADER = struct.Struct("<8sIIQ16s24x")
 _ENTRY = struct.Struct("<16sQQI12x")

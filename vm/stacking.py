@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vm.decode import decode, stored_buffers
 from vm.errors import ProgramError
 from vm.program import KernelStep, Program
-from vm.program.stages import Uses, stages
+from vm.program.stages import Uses, run_together, stages
 
 if TYPE_CHECKING:
     from vm.binder import NumberedStep
@@ -31,7 +31,7 @@ def check_independence(program: Program) -> None:
     for number, stage in enumerate(stages(program)):
         for i, a in enumerate(stage):
             for b in stage[:i]:
-                if uses.depend(a, b):
+                if uses.depend(a, b) and run_together(a, b):
                     raise ProgramError(
                         f"stage {number}: kernels {b.name or b.template} and {a.name or a.template} run side by side, but one writes what "
                         f"the other one uses"

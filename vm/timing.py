@@ -184,10 +184,12 @@ class _Run:
 
     # --- steps --------------------------------------------------------------------------------------------------------------------
     def walk(self, steps: Sequence[NumberedStep], count: int) -> Iterator[StageTime]:
-        for together in stacking.together(steps, self.machine.stages):
-            numbered, step = together[0], together[0].step
+        for stage in stacking.together(steps, self.machine.stages):
+            numbered, step = stage[0], stage[0].step
             if isinstance(step, KernelStep):
-                yield self.stage(together, count)
+                running = [one for one in stage if one.index not in self.bound.skipped]
+                if running:
+                    yield self.stage(running, count)
             elif isinstance(step, HostStep):
                 self.host_ops += count
             elif isinstance(step, CondStep):

@@ -32,10 +32,11 @@ from vm.program import (
     Template,
     WhileStep,
 )
-from vm.program.stages import check_table
+from vm.program.stages import check_table, kernels_of
 
 MAX_DEPTH = 16  # nesting of control steps
 MAX_PLAIN_DEPTH = 64  # nesting of attributes, argument trees and debug data
+MAX_ALTERNATIVES = 8  # forms of one part
 MAX_WORDS = 1 << 24  # of all kernel steps, which a bind lays out one after the other
 MAX_BITS = 1 << 16  # of any register, so that mutated integer code cannot square itself into a hang
 # The bits of a word that a relocation fills: lane row, log2 of the item size, space.
@@ -94,11 +95,23 @@ def _validate(program: Program) -> None:
         _data_sizes(program)
     words = _steps(program, program.steps, 0)
     _expect(words <= MAX_WORDS, f"the steps launch {words} words, more than {MAX_WORDS}")
+    _choices(program)
     _stages(program)
     plain_name = isinstance(program.chip, str) and _CHIP_NAME.fullmatch(program.chip)
     _expect(bool(plain_name), f"{program.chip!r} is not the name of a chip")  # Chip.load also takes paths
     for tree in (program.in_tree, program.out_tree, program.debug):
         _plain(tree, program, regs=False)
+
+
+def _choices(program: Program) -> None:
+    """Every alternative has kernels, and which one runs does not depend on data."""
+    used = {(step.choice, step.alternative) for step in kernels_of(program.steps)}
+    late = dependents(program.code, len(program.solved), len(program.symbols)) if program.choices else set()
+    for k, choice in enumerate(program.choices):
+        _registers([choice.reg], program.code, f"choice {k}")
+        _expect(_is_int(choice.count) and 2 <= choice.count <= MAX_ALTERNATIVES, f"choice {k}: {choice.count} forms")
+        _expect(choice.reg not in late, f"choice {k} depends on data")
+        _expect({(k, n) for n in range(choice.count)} <= used, f"choice {k}: an alternative without kernels")
 
 
 def _stages(program: Program) -> None:
@@ -356,6 +369,11 @@ def _kernel(program: Program, step: KernelStep) -> None:
     _expect(len(step.buffers) == template.n_buffers, f"template {step.template} takes {template.n_buffers} buffers")
     _registers(step.params, program.code, "kernel parameter")
     _in_range(step.buffers, len(program.buffers), "kernel, buffer")
+    if step.choice is None:
+        _expect(step.alternative == 0, "a kernel of an alternative, but of no choice")
+        return
+    _in_range([step.choice], len(program.choices), "kernel, choice")
+    _in_range([step.alternative], program.choices[step.choice].count, "kernel, alternative")
 
 
 def _host(program: Program, step: HostStep) -> None:

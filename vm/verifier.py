@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vm import isa, stacking, verifier_adds, verifier_order, verifier_types
+from vm import isa, stacking, verifier_adds, verifier_choices, verifier_order, verifier_types
 from vm.binder import BoundProgram
 from vm.chip import Chip
 from vm.decode import Address, Kernel, Loop, Op, decode, operations, stored_buffers
@@ -16,7 +16,7 @@ from vm.disassembler import kernel_steps
 from vm.dtypes import dtype_of, item_size
 from vm.errors import DvmError, Hazard, ProgramError
 from vm.program import WRITABLE, KernelStep, Program, Template
-from vm.program.stages import stages
+from vm.program.stages import run_together, stages
 
 ALIGNMENT = isa.LOCAL_BLOCK  # bytes, of tiles in local memory
 MAX_STEPS = 1 << 28  # of all loops of a kernel together
@@ -40,6 +40,7 @@ def verify(program: Program) -> None:
         except ProgramError as error:
             raise ProgramError(f"{where}: {error}") from error
     verifier_adds.check_begun(program, kernels)
+    verifier_choices.check(program, kernels)
     stacking.check_independence(program)
 
 
@@ -343,32 +344,32 @@ class BoundCheck:
         """Raises ``ProgramError`` if a loop's numbers disagree, if loops take too many steps, or if an access may leave its buffer."""
         words = bound.words
         if len(self.loops):
-            self._check_loops(words, bound.waiting)
+            self._check_loops(words, bound.unbound)
         if len(self.accesses):
             bad = self._outside(words, bound)
             for i in bad.tolist():
                 self._exact(i, bound)
             for i in self.stores:
-                if int(self._kernel[i]) not in bound.waiting:
+                if int(self._kernel[i]) not in bound.unbound:
                     self._once(i, words)
 
         self._check_stages(bound)
         for kernel, written, other in self.added:
-            if bound.region(written).overlaps(bound.region(other)):
+            if kernel not in bound.skipped and bound.region(written).overlaps(bound.region(other)):
                 raise ProgramError(
                     f"kernel {kernel} adds to buffer {written}, whose memory overlaps buffer {other}, which it uses too"
                 )
 
     def _check_stages(self, bound: BoundProgram) -> None:
         """Nothing that a kernel of a stage writes overlaps what another one of it uses."""
-        for stage, written, other in self.side_by_side:
-            if bound.region(written).overlaps(bound.region(other)):
+        for stage, written, other, *kernels in self.side_by_side:
+            if bound.skipped.isdisjoint(kernels) and bound.region(written).overlaps(bound.region(other)):
                 raise ProgramError(
                     f"stage {stage}: kernels run side by side, but one writes buffer {written}, whose memory overlaps buffer {other} of "
                     f"another one"
                 )
 
-    def _check_loops(self, words: np.ndarray, waiting: frozenset[int]) -> None:
+    def _check_loops(self, words: np.ndarray, unbound: frozenset[int]) -> None:
         first, extent = words[self._loop_word + 1], words[self._loop_word + 2] & np.uint64((1 << 40) - 1)
         tile, trips = first >> np.uint64(8) & np.uint64((1 << 24) - 1), first >> np.uint64(32)
         outer = words[self._loop_outer + 1] >> np.uint64(8) & np.uint64((1 << 24) - 1)
@@ -377,8 +378,8 @@ class BoundCheck:
         wrong = trips != (covered + tile - np.uint64(1)) // np.maximum(tile, np.uint64(1))
         wrong |= (tile < 1) | (tile > self._loop_most.astype(np.uint64))
         wrong |= ordered & (words[self._loop_outer + 2] & np.uint64((1 << 40) - 1) != extent)
-        if waiting:
-            wrong &= ~np.isin(self._loop_kernel, list(waiting))
+        if unbound:
+            wrong &= ~np.isin(self._loop_kernel, list(unbound))
         steps = np.multiply.reduceat(trips.astype(np.float64), self._nest)
         if wrong.any():
             i = int(wrong.argmax())
@@ -423,8 +424,8 @@ class BoundCheck:
         np.logical_or.at(nothing, self._size_access, sizes == 0)
         elements = np.array([bound.regs[r] for r in self._elements.tolist()], np.float64)
         bad = ((least < 0) | (most >= elements)) & ~nothing
-        if bound.waiting:  # checked when their sizes are known
-            bad &= ~np.isin(self._kernel, list(bound.waiting))
+        if bound.unbound:  # they do not run, or are checked when their sizes are known
+            bad &= ~np.isin(self._kernel, list(bound.unbound))
         return np.flatnonzero(bad)
 
     def _once(self, i: int, words: np.ndarray) -> None:
@@ -511,18 +512,21 @@ def _added(steps: list[KernelStep], program: Program, kernels: dict[int, Kernel]
     return out
 
 
-def _side_by_side(program: Program, kernels: dict[int, Kernel]) -> list[tuple[int, int, int]]:
-    """(stage, a buffer that one of its kernels writes, a buffer that another one uses), where both are in one arena."""
-    out: dict[tuple[int, int, int], None] = {}
+def _side_by_side(program: Program, kernels: dict[int, Kernel]) -> list[tuple[int, int, int, int, int]]:
+    """(stage, a buffer that one of its kernels writes, a buffer that another one uses, these kernels), where both are in one arena and
+    the kernels can run together."""
+    out: dict[tuple[int, int, int, int, int], None] = {}
+    first = 0
     for number, stage in enumerate(stages(program)):
-        for a in stage if len(stage) > 1 else ():
+        for i, a in enumerate(stage) if len(stage) > 1 else ():
             for k in stored_buffers(kernels[a.template]):
                 w = a.buffers[k]
                 arena = (program.buffers[w].space, item_size(program.buffers[w].dtype))
-                for b in stage:
-                    for u in b.buffers if b is not a else ():
+                for j, b in enumerate(stage):
+                    for u in b.buffers if i != j and run_together(a, b) else ():
                         if (program.buffers[u].space, item_size(program.buffers[u].dtype)) == arena:
-                            out[number, w, u] = None
+                            out[number, w, u, first + i, first + j] = None
+        first += len(stage)
     return list(out)
 
 

@@ -74,6 +74,8 @@ class Machine:
     def steps(self, items: Sequence[NumberedStep]) -> None:
         for item in items:
             step = item.step
+            if isinstance(step, KernelStep) and item.index in self.bound.skipped:
+                continue
             if isinstance(step, KernelStep):
                 kernel = self.kernels.get(step.template)
                 if kernel is None:

@@ -28,6 +28,8 @@ def bound_loops(program: dvm.CompiledProgram, dims: dict[str, int]) -> Iterator[
     """For each loop of each kernel at these sizes: the kernel's name, the loop, its extent and how many blocks it runs."""
     bound = program.bind(dims)
     for index, step in enumerate(kernel_steps(program.program.steps)):
+        if index in bound.skipped:
+            continue
         kernel, words = unordered(decode(program.program.templates[step.template])), bound.kernel_words(index)
         table = Scalars(kernel)
         trips = table.trips(words)

@@ -109,13 +109,25 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A part of the program that is there in several forms: register ``reg`` of the main code is the number of the one that runs, from 0 to
+    ``count - 1``. It depends on sizes that the inputs have, so that it is known when they are bound. Outside, all forms look alike: they
+    store the same buffers, and what else one stores is read by its own kernels only."""
+
+    reg: Reg
+    count: int
+
+
+@dataclass(frozen=True)
 class KernelStep:
-    """Launches a template."""
+    """Launches a template; with a ``choice`` (an index into ``Program.choices``) only where that is ``alternative``."""
 
     template: int
     params: tuple[Reg, ...]
     buffers: tuple[int, ...]
     name: str = ""  # debug
+    choice: int | None = None
+    alternative: int = 0
 
 
 @dataclass(frozen=True)
@@ -197,9 +209,17 @@ class Program:
     data_sizes: tuple[DataSize, ...] = ()
     chip: str = "910B1"
     stages: tuple[int, ...] = ()
+    choices: tuple[Choice, ...] = ()  # parts that are there in several forms
     in_tree: Any = None  # plain nested data that describes the argument and result pytrees (see dvm.trees)
     out_tree: Any = None
     debug: dict[str, Any] = field(default_factory=dict)  # strippable: op names, explanations, reports
+
+
+def scalar_of(step: CondStep | WhileStep | ForStep) -> int:
+    """The buffer that a control step reads or writes by itself."""
+    if isinstance(step, CondStep):
+        return step.selector
+    return step.predicate if isinstance(step, WhileStep) else step.counter
 
 
 def inner_blocks(step: CondStep | WhileStep | ForStep) -> tuple[tuple[Step, ...], ...]:

@@ -16,15 +16,28 @@ from vm.program import MAX_CHILDREN, PINNED, Buffer, HostStep, KernelStep, Progr
 Place = tuple[int, ...]
 
 
-def stages(program: Program) -> list[tuple[KernelStep, ...]]:
-    """The kernels of a program, stage by stage, those of branches and loop bodies included."""
+def stages(program: Program, chosen: Sequence[int] | None = None) -> list[tuple[KernelStep, ...]]:
+    """The kernels of a program, stage by stage, those of branches and loop bodies included; with the alternative of every choice, only
+    those that run."""
     steps = kernels_of(program.steps)
     sizes = program.stages or (1,) * len(steps)
     out, at = [], 0
     for size in sizes:
-        out.append(tuple(steps[at : at + size]))
+        stage = tuple(step for step in steps[at : at + size] if chosen is None or runs(step, chosen))
         at += size
+        if stage:
+            out.append(stage)
     return out
+
+
+def runs(step: KernelStep, chosen: Sequence[int]) -> bool:
+    """Whether a kernel runs where ``chosen`` are the alternatives of all choices."""
+    return step.choice is None or chosen[step.choice] == step.alternative
+
+
+def run_together(a: KernelStep, b: KernelStep) -> bool:
+    """Whether there is a launch that runs both kernels."""
+    return a.choice is None or a.choice != b.choice or a.alternative == b.alternative
 
 
 def stage_numbers(program: Program) -> list[int]:
@@ -49,9 +62,9 @@ def check_table(program: Program) -> None:
         raise ProgramError(f"parallel table: {len(left)} stages more than there are kernels for")
 
 
-def kernels_of(steps: Sequence[Step]) -> list[KernelStep]:
-    """All kernel steps in the order of a walk."""
-    return [step for block in _blocks(steps) for step in block]
+def kernels_of(steps: Sequence[Step], chosen: Sequence[int] | None = None) -> list[KernelStep]:
+    """All kernel steps in the order of a walk; with the alternative of every choice, those that run."""
+    return [step for block in _blocks(steps) for step in block if chosen is None or runs(step, chosen)]
 
 
 def _blocks(steps: Sequence[Step]) -> Iterator[list[KernelStep]]:
