@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from codegen import host_schedule, local_memory, order, precision, stacking, sync
 from codegen.assemble import Assembled, assemble
+from codegen.choices import Decision, Speculation, rows_of
 from codegen.lower import Lowering, Places
 from codegen.memory_plan import MemoryPlan
 from codegen.precision import Body
@@ -17,6 +19,7 @@ from graph_kernel.fusion import fuse as fusion
 from graph_kernel.fusion.axes import Axes, Refusal
 from graph_kernel.fusion.fuse import Group, Plan
 from graph_kernel.fusion.layout import Layout
+from graph_kernel.fusion.rules import SPECULATIVE
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.passes.liveness import defined_in_order
 from symbolic import Dim, Expr, ceildiv, highest, limits, lower, lower_relation, numel, solve
@@ -32,6 +35,7 @@ from vm.program import (
     TEMP,
     Buffer,
     Check,
+    Choice,
     CondStep,
     DataSize,
     ForStep,
@@ -46,6 +50,8 @@ from vm.program import (
 )
 from vm.program.stages import Uses, kernels_of
 
+MOST_OF_A_BLOCK = 6  # kernels of a program that is a block of a model, whatever the sizes
+
 
 class ProgramBuilder:
     """Builds one program. ``emit`` handles a graph and is used again for branches and bodies."""
@@ -57,9 +63,10 @@ class ProgramBuilder:
         fused: bool = True,
         siblings: fusion.Siblings | None = None,
         stacked: bool = True,
+        speculative: bool = True,
     ) -> None:
         self.graph, self.scope, self.chip, self.fused, self.siblings = graph, graph.scope, chip, fused, siblings
-        self.stacked = stacked
+        self.stacked, self.speculative = stacked, speculative
         dims = [(v.name, axis, d) for v in graph.inputs for axis, d in enumerate(v.shape)]
         self.solution = solve(self.scope, dims)
         self.symbols = [name for name, _ in self.solution.steps]
@@ -79,6 +86,9 @@ class ProgramBuilder:
         self.known = fusion.Known()
         self.finished: dict[Hashable, Finished] = {}  # code of kernels by structure
         self.kernels: list[dict[str, Any]] = []
+        self.speculation = Speculation(self.scope, chip, self.symbols)
+        self.choices: dict[Reg, int] = {}  # by the register that says which form runs
+        self.decided: list[dict[str, Any]] = []
         self.cuts: list[dict[str, str]] = []
         self.merges: list[dict[str, str]] = []
 
@@ -91,8 +101,8 @@ class ProgramBuilder:
         return tuple(self.reg(d) for d in dims)
 
     # --- buffers ------------------------------------------------------------------------------------------------------------------
-    def buffer(self, value: Value, space: int, **links: Any) -> int:
-        """A new buffer of a value's size in an arena (or pinned)."""
+    def buffer(self, value: Value, space: int, where: Reg | None = None, **links: Any) -> int:
+        """A new buffer of a value's size in an arena (or pinned); it has no memory ``where`` that register is 0."""
         items = value.dtype.itemsize // min(8, value.dtype.itemsize)
         elements = self.reg(numel(value.shape))
         buffer = Buffer(space, value.dtype.name, elements, None, self.regs(value.shape), name=value.name, **links)
@@ -100,7 +110,11 @@ class ProgramBuilder:
         number = len(self.buffers) - 1
         if space != PINNED:
             size = self._rows(value.shape, items)
-            self.memory.need(number, min(8, value.dtype.itemsize), size, self.reg(size))
+            rows = self.reg(size)
+            if where is None:
+                self.memory.need(number, min(8, value.dtype.itemsize), size, rows)
+            else:
+                self.memory.need(number, min(8, value.dtype.itemsize), None, self.code.op(intcode.MUL, where, rows))
         return number
 
     def _rows(self, shape: Sequence[Dim], items: int) -> Dim:
@@ -125,6 +139,7 @@ class ProgramBuilder:
         buffers = dict(bound)
         owners = self._claim_results(graph, plan, buffers, targets)
         steps: list[Step] = []
+        decisions = self._decisions(graph, plan)
         for step in plan.steps:
             for value in step.stores if isinstance(step, Group) else step.outputs:
                 value = plan.aliases.get(value, value)  # a slot lies in a larger value
@@ -133,7 +148,7 @@ class ProgramBuilder:
                 elif value not in buffers and value in plan.stored:
                     buffers[value] = self.buffer(value, TEMP)
             if isinstance(step, Group):
-                steps.append(self.kernel(step, plan, buffers))
+                steps += self.forms(step, decisions.get(step), plan, buffers)
             else:
                 steps += self.alone(step, plan, buffers)
         return steps
@@ -142,7 +157,9 @@ class ProgramBuilder:
         """The kernels of a graph; a body that is called several times is fused once."""
         if graph not in self.plans:
             _own_outputs(graph)
-            plan = self.plans[graph] = fusion.fuse(graph, self.fused, self.lower_group, self.siblings, self.known)
+            speculative = self.speculative and self.siblings is None
+            plan = fusion.fuse(graph, self.fused, self.lower_group, self.siblings, self.known, speculative)
+            self.plans[graph] = plan
             self.merges += plan.merges
             self.cuts += plan.cuts
         return self.plans[graph]
@@ -218,6 +235,57 @@ class ProgramBuilder:
             except Refusal:
                 pass
         return body, local_memory.plan(body, layout.loops, self.chip)
+
+    def _decisions(self, graph: Graph, plan: Plan) -> dict[Group, Decision]:
+        """Where the parts of speculative merges are run instead. A program of few kernels, such as a decoder block, is held to
+        ``MOST_OF_A_BLOCK``: what gains most comes first."""
+        found: dict[Group, Decision] = {}
+        count = 0
+        for group in plan.steps:
+            if isinstance(group, Group) and group.apart:
+                assert group.layout is not None and group.rule is not None
+                rows = rows_of([loop.extent for loop in group.layout.outer()])
+                codes = [part.code.code for part in group.apart]
+                found[group] = self.speculation.decide(
+                    rows, group.code.code, codes, group.rule.patience, list(self.makers)
+                )
+            count += len(group.apart) if group in found and group.rule is SPECULATIVE else 1
+        if graph is not self.graph or count > MOST_OF_A_BLOCK:
+            return found
+        more = [group for group in found if group.rule is not SPECULATIVE and found[group].apart is not False]
+        for group in sorted(more, key=lambda group: -found[group].gain):
+            count += len(group.apart) - 1
+            if count > MOST_OF_A_BLOCK:
+                count -= len(group.apart) - 1
+                reason = f"{found[group].reason}, but apart the program has more than {MOST_OF_A_BLOCK} kernels"
+                found[group] = replace(found[group], apart=False, reason=reason)
+        return found
+
+    def forms(self, group: Group, found: Decision | None, plan: Plan, buffers: dict[Value, int]) -> list[Step]:
+        """The step of a group; the kernels that it is made of instead, or both forms, where that is faster at some sizes."""
+        if found is None or found.apart is False:
+            if found is not None:
+                self._note(group, found.reason)
+            return [self.kernel(group, plan, buffers)]
+        where = None if found.apart is True else lower_relation(found.apart, self.code, self.env)
+        for value in dict.fromkeys(v for part in group.apart for v in part.stores):
+            if plan.aliases.get(value, value) not in buffers:
+                buffers[value] = self.buffer(value, TEMP, where)
+        parts = [self.kernel(part, plan, buffers) for part in group.apart]
+        if where is None:
+            self._note(group, found.reason)
+            return list(parts)
+        merged = self.kernel(group, plan, buffers)
+        choice = self.choices.setdefault(where, len(self.choices))
+        said = {kernel["name"]: kernel for kernel in self.kernels}
+        forms = {"choice": choice, "where": str(found.apart), "reason": found.reason}
+        said[merged.name]["apart"] = {**forms, "kernels": [said[part.name] for part in parts]}
+        return [replace(merged, choice=choice), *(replace(part, choice=choice, alternative=1) for part in parts)]
+
+    def _note(self, group: Group, reason: str) -> None:
+        """Records why a speculative merge has one form only."""
+        rule = "" if group.rule is None else group.rule.name
+        self.decided.append({"rule": rule, "kernel": _kernel_name(group.nodes), "reason": reason})
 
     def kernel(self, group: Group, plan: Plan, buffers: dict[Value, int]) -> KernelStep:
         """Code of one group as a step."""
@@ -408,6 +476,7 @@ class ProgramBuilder:
             data_sizes=data_sizes,
             chip=self.chip.name,
             stages=stages,
+            choices=tuple(Choice(reg, 2) for reg in self.choices),
             debug={
                 "kernels": self._in_order(steps),
                 "merges": self.merges,
@@ -417,13 +486,14 @@ class ProgramBuilder:
                 "checks": [str(c) for c in self.scope.checks],
                 "shared": self.memory.shared,
                 "crossings": crossings,
+                "speculation": self.decided,
             },
         )
 
     def _in_order(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
-        """What is said about the kernels, in the order of the steps."""
+        """What is said about the kernels, in the order of the steps; the parts of merged ones are said with these."""
         said = {kernel["name"]: kernel for kernel in self.kernels}
-        return [said[step.name] for step in kernels_of(steps)]
+        return [said[step.name] for step in kernels_of(steps, (0,) * len(self.choices))]
 
     def spec(self, value: Value) -> TensorSpec:
         return TensorSpec(value.name, value.dtype.name, self.regs(value.shape), tuple(map(str, value.shape)))
@@ -478,15 +548,15 @@ def _host_name(node: Node) -> str:
 def compile_graph(graph: Graph, options: Mapping[str, Any] | None = None) -> Program:
     """Compiles an optimised graph. Options: ``chip`` (a name in configs/npu or a path), ``fusion`` (False: one kernel a node),
     ``siblings`` (a ``fuse.Siblings``: which groups to make one kernel though neither reads the other),
-    ``stacking`` (False: every kernel runs alone).
+    ``stacking`` (False: every kernel runs alone), ``speculation`` (False: no part of the program has two forms).
 
     Raises ``CompileError`` where a node has neither a kernel form nor a host function.
     """
     options = dict(options or {})
     chip = Chip.load(options.get("chip", "910B1"))
     try:
-        fused, stacked = bool(options.get("fusion", True)), bool(options.get("stacking", True))
-        return ProgramBuilder(graph, chip, fused, options.get("siblings"), stacked).build()
+        fused, stacked, speculative = (bool(options.get(k, True)) for k in ("fusion", "stacking", "speculation"))
+        return ProgramBuilder(graph, chip, fused, options.get("siblings"), stacked, speculative).build()
     except fusion.Refusal as refusal:
         raise CompileError(f"an operation has no kernel form: {refusal}") from refusal
 

@@ -43,7 +43,7 @@ class Room:
     """What a buffer asks for: lane rows as an expression, as a register, and at the samples."""
 
     item: int
-    size: Dim
+    size: Dim | None  # None: only where what uses it runs, so that no relation to others is known
     rows: Reg
     at: tuple[int, ...] = ()
 
@@ -72,8 +72,8 @@ class MemoryPlan:
     _buffers: Sequence[Buffer] = ()
     _proofs: dict[tuple[Dim, Dim], bool] = field(default_factory=dict)
 
-    def need(self, buffer: int, item: int, size: Dim, rows: Reg) -> None:
-        """Buffer ``buffer`` needs ``rows`` lane rows of ``item``-byte items."""
+    def need(self, buffer: int, item: int, size: Dim | None, rows: Reg) -> None:
+        """Buffer ``buffer`` needs ``rows`` lane rows of ``item``-byte items; ``size`` says the same."""
         self.rooms[buffer] = Room(item, size, rows)
 
     def kernel(self, name: str, buffers: Sequence[int], stored: Sequence[int]) -> None:
@@ -229,7 +229,7 @@ class MemoryPlan:
             covered.update(direct)
             offset, expr = self._highest([places[j] for j in direct])
             room = self.rooms[b]
-            top_expr = None if expr is None else expr + room.size
+            top_expr = None if expr is None or room.size is None else expr + room.size
             places[b] = Place(offset, expr, self.code.op(intcode.ADD, offset, room.rows), top_expr)
         self._count(members, life, at, places)
         return self._highest([places[b] for b in members if b not in covered])[0]

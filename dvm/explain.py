@@ -2,7 +2,9 @@
 
 The data is ``Program.debug``, which the compiler fills and a stripped file lacks::
 
-    kernels  [{"name", "ops": [..], "origin": [..], "facts": [..]}]  fusion groups in launch order, with what they rest on
+    kernels  [{"name", "ops": [..], "origin": [..], "facts": [..]}]  fusion groups in launch order, with what they rest on; those that
+             are run as several kernels at some sizes also have "apart": {"choice", "where", "reason", "kernels": [..]}
+    speculation [{"rule", "kernel", "reason"}]           groups that could be so, and why one form is the better one at all sizes
     cuts     [{"from", "to", "value", "reason"}]         merges that fusion tried and refused
     merges   [{"from", "to", "value", "rule"}]           which rule made two one
     passes   [{"name", "before", "after", "notes"}]      those that changed something
@@ -20,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from vm.binder import BoundProgram
 from vm.decode import decode, stored_buffers
 from vm.disassembler import kernel_steps, walk
 from vm.errors import ProgramError
@@ -37,6 +40,8 @@ class Kernel(NamedTuple):
     ops: tuple[str, ...] = ()
     origin: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()  # relations between sizes that its loops rest on, each with why it holds
+    apart: tuple[Kernel, ...] = ()  # the kernels that are run instead ``where`` that holds
+    where: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}: {', '.join(self.ops)}" if self.ops else self.name
@@ -56,11 +61,41 @@ def kernels(program: Program) -> tuple[Kernel, ...]:
     listed = program.debug.get("kernels")
     if listed is not None:
         with readable():
-            return tuple(
-                Kernel(str(k["name"]), *(_texts(k.get(part)) for part in ("ops", "origin", "facts"))) for k in listed
-            )
-    used = dict.fromkeys(step.template for step in kernel_steps(program.steps))
+            return tuple(map(_kernel, listed))
+    used = dict.fromkeys(step.template for step in kernel_steps(program.steps) if step.alternative == 0)
     return tuple(Kernel(program.templates[t].name or f"template{t}") for t in used)
+
+
+def _kernel(said: Mapping[str, Any]) -> Kernel:
+    apart = said.get("apart", {})
+    parts = tuple(map(_kernel, apart.get("kernels", ())))
+    ops, origin, facts = (_texts(said.get(part)) for part in ("ops", "origin", "facts"))
+    return Kernel(str(said["name"]), ops, origin, facts, parts, str(apart.get("where", "")))
+
+
+def forms(bound: BoundProgram) -> list[str]:
+    """For every part of a program that has several forms: which one runs at these sizes, and why."""
+    if not bound.chosen:
+        return []
+    with readable():
+        return _forms(bound)
+
+
+def _forms(bound: BoundProgram) -> list[str]:
+    said: dict[int, list[Mapping[str, Any]]] = {}
+    for k in bound.program.debug.get("kernels", ()):
+        if "apart" in k:
+            said.setdefault(k["apart"]["choice"], []).append(k)
+    lines = []
+    for number, chosen in enumerate(bound.chosen):
+        for k in said.get(number, ()):
+            apart = k["apart"]
+            names = ", ".join(str(part["name"]) for part in apart["kernels"])
+            what = f"{names} instead of {k['name']}" if chosen else f"{k['name']} as one kernel"
+            lines.append(f"{what}: apart where {apart['where']}, for in one it takes {apart['reason']}")
+        if number not in said:
+            lines.append(f"choice {number}: alternative {chosen} of {bound.program.choices[number].count}")
+    return lines
 
 
 def _texts(items: Any) -> tuple[str, ...]:
@@ -69,7 +104,7 @@ def _texts(items: Any) -> tuple[str, ...]:
 
 def cuts(program: Program) -> list[dict[str, str]]:
     """Every place where one kernel reads what an earlier one stores: both kernels, the value, and why they are not one kernel."""
-    ops = {k.name: k.ops for k in kernels(program)}
+    ops = {k.name: k.ops for kernel in kernels(program) for k in (kernel, *kernel.apart)}
     refused: dict[str, list[str]] = {}
     for cut in program.debug.get("cuts", ()):
         refused.setdefault(str(cut["value"]), []).append(str(cut["reason"]))
@@ -139,8 +174,10 @@ class Explanation:
         return {
             "kernels": [
                 {"name": k.name, "ops": list(k.ops), "origin": list(k.origin), "facts": list(k.facts)}
+                | ({"apart": _apart(k)} if k.apart else {})
                 for k in kernels(self._program)
             ],
+            "speculation": [_plain(s) for s in debug.get("speculation", ())],
             "cuts": cuts(self._program) if debug else [],
             "refused": [_plain(c) for c in debug.get("cuts", ()) if not _on_host(c)],
             "merges": [_plain(m) for m in debug.get("merges", ())],
@@ -176,9 +213,13 @@ class Explanation:
                 lines.append(f"      from {place}")
             for fact in _short(kernel["facts"], 6):
                 lines.append(f"      given {fact}")
+            if "apart" in kernel:
+                lines.append(f"      where {kernel['apart']['where']}, it is {len(kernel['apart']['kernels'])} kernels")
+                lines += [f"        {k['name']}: {_run_lengths(k['ops'])}" for k in kernel["apart"]["kernels"]]
         _section(lines, "cuts", _counted(map(_arrow, data["cuts"])), "none")
         _section(lines, "refused merges", _short(_counted(map(_arrow, data["refused"])), _MERGE_LIMIT))
         _section(lines, "merges", _short(_counted(map(_arrow, data["merges"])), _MERGE_LIMIT))
+        _section(lines, "one form is enough", _counted(map(_one_form, data["speculation"])))
         _section(lines, "host operations", [_host(h) for h in data["host"]])
         _section(lines, "constraints", data["constraints"])
         _section(lines, "composites", list(map(_composite, data["composites"])))
@@ -210,6 +251,16 @@ def _arrow(item: Any) -> str:
         return str(item)
     value = f" (%{item['value']})" if item.get("value") else ""
     return f"{item.get('from', '?')} | {item.get('to', '?')}{value}: {item.get('reason') or item.get('rule', '')}"
+
+
+def _apart(kernel: Kernel) -> dict[str, Any]:
+    return {"where": kernel.where, "kernels": [{"name": k.name, "ops": list(k.ops)} for k in kernel.apart]}
+
+
+def _one_form(item: Any) -> str:
+    if not isinstance(item, Mapping):
+        return str(item)
+    return f"{item.get('kernel', '?')} ({item.get('rule', '')}): in one kernel it takes {item.get('reason', '')}"
 
 
 def _number(n: int, noun: str) -> str:

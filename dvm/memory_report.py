@@ -9,6 +9,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dvm.explain import forms
 from vm.binder import BoundProgram
 from vm.dtypes import dtype_of, item_size
 from vm.program import INPUT, LANES, OUTPUT_BANKS, PINNED, SPACE_NAMES, TEMP_BANKS
@@ -53,6 +54,7 @@ class Memory:
         temporary = [b for b in self.buffers if b.space.startswith("temp")]
         self.unshared = sum(_whole_rows(b) for b in temporary)
         self.steps = life.length
+        self.forms = forms(bound)
 
     @property
     def peak(self) -> int:
@@ -76,6 +78,7 @@ class Memory:
             "unshared": self.unshared,
             "saved": self.saved,
             "arenas": self.arenas,
+            "forms": self.forms,
             "buffers": [asdict(b) | {"shape": list(b.shape)} for b in self.buffers],
         }
 
@@ -93,7 +96,7 @@ class Memory:
             cells = [name.ljust(widths[0]), space.ljust(widths[1])]
             cells += [text.rjust(width) for text, width in zip(numbers, widths[2:], strict=True)]
             lines.append("  " + "  ".join(cells).rstrip())
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.forms])
 
 
 def _total(shapes: Any, dtypes: list[str]) -> int:

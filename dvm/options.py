@@ -13,16 +13,17 @@ LEVELS = {
     0: "no optional pass and no fusion: one kernel a node",
     1: "clean-up and fusion",
     2: "also algebra and folding of data movement",
-    3: "also moves of whole regions, and stacking (the default)",
+    3: "also moves of whole regions, speculation, and stacking (the default)",
 }
-FUSION, STACKING = "fusion", "stacking"  # stages after the passes that can be left out like one
+FUSION, SPECULATION, STACKING = STAGES = ("fusion", "speculation", "stacking")  # after the passes, left out like one
 
 
 @dataclass(frozen=True)
 class Options:
     """How to compile.
 
-    ``level`` is 0 to 3 (``LEVELS``). ``disable`` names passes that are left out whatever the level, also ``fusion`` and ``stacking``.
+    ``level`` is 0 to 3 (``LEVELS``). ``disable`` names passes that are left out whatever the level, also ``fusion``, ``speculation`` and
+    ``stacking``.
     ``dump`` is a folder for the graph after every pass that changed it, numbered, in the text form that ``graph_kernel.text.parse`` and
     ``dvm opt`` read. ``chip`` is the name of a description in ``configs/npu`` or the path of one. Raises ``CompileError`` for a level or
     a pass that does not exist.
@@ -42,7 +43,7 @@ class Options:
         if names:
             from graph_kernel.passes import PASSES
 
-            known = (*PASSES, FUSION, STACKING)
+            known = (*PASSES, *STAGES)
             for name in names:
                 if name not in known:
                     raise CompileError(f"there is no pass {name!r}; passes are {', '.join(known)}")
@@ -53,17 +54,23 @@ class Options:
         return self.level > 0 and FUSION not in self.disable
 
     @property
+    def speculation(self) -> bool:
+        """Whether parts of a program may be there in two forms, of which sizes choose one."""
+        return self.level > 2 and SPECULATION not in self.disable
+
+    @property
     def stacking(self) -> bool:
         """Whether independent kernels run side by side."""
         return self.level > 2 and STACKING not in self.disable
 
     def for_passes(self) -> tuple[str, ...]:
         """The graph passes among ``disable``."""
-        return tuple(name for name in self.disable if name not in (FUSION, STACKING))
+        return tuple(name for name in self.disable if name not in STAGES)
 
     def for_code(self) -> dict[str, Any]:
         """What code generation takes."""
-        return {"chip": self.chip, "fusion": self.fusion, "stacking": self.stacking, "siblings": self.siblings}
+        stages = {name: getattr(self, name) for name in STAGES}
+        return {"chip": self.chip, "siblings": self.siblings, **stages}
 
 
 def options_of(given: Options | Mapping[str, Any] | None) -> Options:

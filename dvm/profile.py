@@ -23,6 +23,7 @@ class Profile:
     time: ProgramTime
     dims: Mapping[str, int]
     launches: int
+    forms: tuple[str, ...] = ()  # of parts that have two, which one runs at these sizes, and why
 
     @property
     def kernels(self) -> tuple[KernelTime, ...]:
@@ -56,6 +57,7 @@ class Profile:
             "stages": [len(stage.kernels) for stage in self.time.stages],
             "host_ops": self.time.host_ops,
             "notes": list(self.time.notes),
+            "forms": list(self.forms),
             "kernels": [_row(kernel) for kernel in self.kernels],
         }
 
@@ -108,7 +110,7 @@ class Profile:
             f"{LABEL} total {self.total_us:,.2f} us ({self.total_cycles:,.0f} cycles): {len(kernels)} kernels in {len(stages)} "
             f"stages, {self.launches} launches, {self.time.host_ops} host ops"
         ]
-        return lines + [f"note: {note}" for note in self.time.notes]
+        return lines + [f"note: {note}" for note in (*self.time.notes, *self.forms)]
 
     def __str__(self) -> str:
         from rich.console import Console

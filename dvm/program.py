@@ -312,7 +312,7 @@ class CompiledProgram:
 
         bound = self._bound_at(args, kwargs)
         time = Machine(self._program, self._binder, timeline=True).time(bound)
-        return Profile(time, bound.dims, self.launches)
+        return Profile(time, bound.dims, self.launches, tuple(explaining.forms(bound)))
 
     def _bound_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundProgram:
         """The program at the sizes of a call's arguments, or at given sizes."""
@@ -331,10 +331,12 @@ class CompiledProgram:
 
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the kernels in launch order, those together that run side by side on cores of their own."""
+        """Names of the kernels in launch order, those together that run side by side on cores of their own; of parts that have two forms,
+        the one with fewer kernels."""
         from vm.program.stages import stages
 
-        return tuple(tuple(step.name for step in stage) for stage in stages(self._program))
+        merged = (0,) * len(self._program.choices)
+        return tuple(tuple(step.name for step in stage) for stage in stages(self._program, merged))
 
     @property
     def launches(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from dvm.explain import forms
 from vm.binder import BoundProgram
 from vm.program import CondStep, ForStep, HostStep, KernelStep, Program, Step, WhileStep, inner_blocks, stages
 
@@ -52,8 +53,9 @@ class Report:
             "passes": self._passes(),
             "kernels": len(self._compiled.kernels),
             "launches": stages.launches(program),
-            "stages": len(stages.stages(program)),
-            "kernel_steps": len(stages.kernels_of(program.steps)),
+            "stages": len(stages.stages(program, self._bound.chosen)),
+            "kernel_steps": len(stages.kernels_of(program.steps, self._bound.chosen)),
+            "forms": forms(self._bound),
             "host_ops": _count(program.steps, HostStep),
             "crossings": dict(program.debug.get("crossings", {})),
             "bytes_moved": moved(self._bound),
@@ -81,7 +83,7 @@ class Report:
         return {
             "unfused": {
                 "kernels": len(unfused.kernels),
-                "kernel_steps": len(stages.kernels_of(unfused.program.steps)),
+                "kernel_steps": len(stages.kernels_of(unfused.program.steps, bound.chosen)),
                 "emulated_us": time,
                 "bytes_moved": moved(bound),
                 "buffers": sum(b.space.startswith("temp") for b in memory.buffers),
@@ -146,6 +148,7 @@ class Report:
             f"temporaries {memory['buffers']} buffers in {memory['temp']:,} bytes, unshared {memory['unshared']:,}",
             f"peak {memory['peak']:,} bytes",
             f"emulated time {d['emulated_us']:.1f} us",
+            *d["forms"],
         ]
         if d["unfused"] is not None:
             u = d["unfused"]

@@ -591,9 +591,7 @@ class Binder:
         used = {i if buffers[i].alias is None else buffers[i].alias for i in others | self._control}
         return frozenset(i for i in own if (i if buffers[i].alias is None else buffers[i].alias) not in used)
 
-    def _patched(
-        self, regs: list[int], numbers: np.ndarray, inexact: np.ndarray | None, route: Route
-    ) -> np.ndarray:
+    def _patched(self, regs: list[int], numbers: np.ndarray, inexact: np.ndarray | None, route: Route) -> np.ndarray:
         words = self._base.copy()
         if len(route.reg):
             values = numbers[route.reg]

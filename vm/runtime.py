@@ -102,7 +102,9 @@ class Executable:
         self._job: Future[None] | None = None  # builds specialised code while the interpreter serves
         self._asked = threading.Event()  # a first launch has begun, or somebody waits for the background
         self._interprets = tier != "specialised"
-        self._settled: set[tuple[int, ...]] = set()  # outcomes of choices whose code for the present capacities is there
+        self._settled: set[tuple[int, ...]] = (
+            set()
+        )  # outcomes of choices whose code for the present capacities is there
         self._begin()
 
     # --- tiers --------------------------------------------------------------------------------------------------------------------

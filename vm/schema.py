@@ -392,9 +392,7 @@ _BUFFER = Record(
 )
 _CHOICE = Record(pg.Choice, reg=INT, count=INT)
 _STEPS = (
-    Record(
-        pg.KernelStep, template=INT, params=INTS, buffers=INTS, name=DEBUG, choice=MAYBE, alternative=INT
-    ),
+    Record(pg.KernelStep, template=INT, params=INTS, buffers=INTS, name=DEBUG, choice=MAYBE, alternative=INT),
     Record(pg.HostStep, function=HOST, attrs=HostAttrs(), inputs=INTS, outputs=INTS),
     Record(pg.CondStep, selector=INT, branches=Sequence(BLOCK)),
     Record(pg.WhileStep, cond=BLOCK, predicate=INT, body=BLOCK),

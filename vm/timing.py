@@ -9,17 +9,19 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from vm import isa, stacking, timing_costs
-from vm.binder import Binder, BoundProgram, NumberedStep
+from vm.binder import Binder, BoundProgram, NumberedStep, Region
 from vm.chip import Chip
 from vm.decode import Kernel, decode, operations
 from vm.isa import Pipe
-from vm.program import CondStep, ForStep, HostStep, KernelStep, Program, WhileStep
+from vm.program import CondStep, ForStep, HostStep, KernelStep, Program, Template, WhileStep
 from vm.program.stages import stage_numbers
 from vm.reference_core import Ready, ReadyLoop, core_count, core_range, nested, prepare, steps_inside
 from vm.timing_core import Core, Interval
@@ -175,10 +177,94 @@ def is_cube(kernel: Kernel) -> bool:
     return kernel.mix or any(op.insn.name == "mmad" for op in operations(kernel.body))
 
 
-class _Run:
+class _Clock:
+    """A chip that runs kernels, with what they leave in L2."""
+
+    def __init__(self, chip: Chip, exact: bool = False, timeline: bool = False) -> None:
+        self.chip, self.exact, self.timeline = chip, exact, timeline
+        self.cache = Cache(chip)
+
+    def most(self, work: Work) -> int:
+        """Cores of the kernel's kind."""
+        return self.chip.cube_cores if work.cube else self.chip.vector_cores
+
+    def ready(self, name: str, index: int, kernel: Kernel, words: np.ndarray, regions: Sequence[Region]) -> Work:
+        """A bound kernel, ready to run; its buffers are in ``regions``."""
+        body = prepare(kernel, words, regions)
+        cube = is_cube(kernel)
+        limit = self.chip.cube_cores if cube else self.chip.vector_cores
+        totals = _Totals(self.chip, kernel)
+        cores = core_count(body, limit)
+        totals.walk(body, cores, float(cores), {}, {})
+        return Work(name, index, kernel, body, totals.phases(), totals.flops, cube, len(words))
+
+    def place(self, work: Work, cores: int, traffic: Traffic, others: int, count: int) -> KernelTime:
+        """Times a kernel on ``cores`` cores of its kind, while ``others`` vector cores' worth of other kernels use global memory."""
+        chip, clock = self.chip, self.chip.clock_hz
+        core = Core(
+            chip,
+            work.kernel,
+            rates(chip, traffic, cores + (others / chip.cores.vector_per_cube if work.cube else others)),
+            work.cube,
+            exact=self.exact,
+            record=self.timeline,
+        )
+        cycles = core.run(work.body, cores, work.words)
+        b = chip.bandwidth
+        share = {p.name: core.busy[p] / cycles for p in Pipe}
+        all_cores = b.sustained_ratio * chip.cube_cores * cycles
+        share["HBM"] = (traffic.hbm_read + traffic.hbm_written) / (b.ddr_bytes_per_cycle * all_cores)
+        share["L2"] = (traffic.read / b.l2_read_bytes_per_cycle + traffic.written / b.l2_write_bytes_per_cycle) / (
+            all_cores
+        )
+        moved = {
+            READ: traffic.read,
+            WRITTEN: traffic.written,
+            HBM_READ: traffic.hbm_read,
+            HBM_WRITTEN: traffic.hbm_written,
+        }
+        return KernelTime(
+            work.name,
+            work.index,
+            cycles,
+            cycles / clock * 1e6,
+            cores,
+            moved,
+            work.flops,
+            share,
+            _bound(share),
+            count,
+            tuple(core.intervals),
+        )
+
+
+class Stopwatch:
+    """Emulated time of bound kernels for a compiler that has no program yet."""
+
+    def __init__(self, chip: Chip) -> None:
+        self.chip = chip
+        self.kernels: dict[bytes, Kernel] = {}
+
+    def cycles(self, kernels: Iterable[tuple[Template, np.ndarray, Sequence[tuple[int, int]]]]) -> float:
+        """Cycles of kernels that run one after the other, beginning with a cold cache: each a template, its bound words, and for every
+        buffer the number of its tensor (a memory of its own) and the bytes of it."""
+        clock = _Clock(self.chip)
+        total = 0.0
+        for index, (template, words, buffers) in enumerate(kernels):
+            key = template.words.tobytes()
+            if key not in self.kernels:
+                self.kernels[key] = decode(template)
+            regions = [Region((number, 0), 0, size) for number, size in buffers]
+            work = clock.ready("", index, self.kernels[key], words, regions)
+            traffic = clock.cache.phases(work.phases)
+            total += clock.place(work, work.cores(clock.most(work)), traffic, 0, 1).cycles
+        return total
+
+
+class _Run(_Clock):
     def __init__(self, machine: Machine, bound: BoundProgram) -> None:
-        self.machine, self.bound, self.chip = machine, bound, machine.chip
-        self.cache = Cache(machine.chip)
+        super().__init__(machine.chip, machine.exact, machine.timeline)
+        self.machine, self.bound = machine, bound
         self.host_ops = 0
         self.notes: list[str] = []
 
@@ -228,10 +314,6 @@ class _Run:
             return sequence
         return StageTime(tuple(beside), (0.0,) * len(beside), longest, count)
 
-    def most(self, work: Work) -> int:
-        """Cores of the kernel's kind."""
-        return self.chip.cube_cores if work.cube else self.chip.vector_cores
-
     def shares(self, works: Sequence[Work], alone: Sequence[KernelTime]) -> list[int]:
         """Vector cores that each kernel of a stage gets; a cube core comes with its vector cores and counts as so many."""
         each = self.chip.cores.vector_per_cube
@@ -259,54 +341,9 @@ class _Run:
         kernel = self.machine.kernel(step.template)
         words = self.bound.kernel_words(numbered.index)
         regions = [self.bound.region(b) for b in step.buffers]
-        body = prepare(kernel, words, regions)
-        cube = is_cube(kernel)
-        limit = self.chip.cube_cores if cube else self.chip.vector_cores
-        totals = _Totals(self.chip, kernel)
-        cores = core_count(body, limit)
-        totals.walk(body, cores, float(cores), {}, {})
         template = self.machine.program.templates[step.template]
         name = step.name or template.name or f"kernel {numbered.index}"
-        return Work(name, numbered.index, kernel, body, totals.phases(), totals.flops, cube, len(template.words))
-
-    def place(self, work: Work, cores: int, traffic: Traffic, others: int, count: int) -> KernelTime:
-        """Times a kernel on ``cores`` cores of its kind, while ``others`` vector cores' worth of other kernels use global memory."""
-        chip, clock = self.chip, self.chip.clock_hz
-        core = Core(
-            chip,
-            work.kernel,
-            rates(chip, traffic, cores + (others / chip.cores.vector_per_cube if work.cube else others)),
-            work.cube,
-            exact=self.machine.exact,
-            record=self.machine.timeline,
-        )
-        cycles = core.run(work.body, cores, work.words)
-        b = chip.bandwidth
-        share = {p.name: core.busy[p] / cycles for p in Pipe}
-        all_cores = b.sustained_ratio * chip.cube_cores * cycles
-        share["HBM"] = (traffic.hbm_read + traffic.hbm_written) / (b.ddr_bytes_per_cycle * all_cores)
-        share["L2"] = (traffic.read / b.l2_read_bytes_per_cycle + traffic.written / b.l2_write_bytes_per_cycle) / (
-            all_cores
-        )
-        moved = {
-            READ: traffic.read,
-            WRITTEN: traffic.written,
-            HBM_READ: traffic.hbm_read,
-            HBM_WRITTEN: traffic.hbm_written,
-        }
-        return KernelTime(
-            work.name,
-            work.index,
-            cycles,
-            cycles / clock * 1e6,
-            cores,
-            moved,
-            work.flops,
-            share,
-            _bound(share),
-            count,
-            tuple(core.intervals),
-        )
+        return self.ready(name, numbered.index, kernel, words, regions)
 
 
 def _bound(share: Mapping[str, float]) -> str:

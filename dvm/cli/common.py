@@ -117,7 +117,12 @@ def compile_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.option("--level", type=click.IntRange(0, 3), help="How much is optimised; 0: no pass, one kernel a node.")
     @click.option("--chip", help="The chip to compile for: 910B1 (the default) to 910B4, or the path of a description.")
-    @click.option("--disable", multiple=True, metavar="PASS,...", help="Passes to leave out, also fusion and stacking.")
+    @click.option(
+        "--disable",
+        multiple=True,
+        metavar="PASS,...",
+        help="Passes to leave out, also fusion, speculation and stacking.",
+    )
     @click.option(
         "--dump", type=click.Path(file_okay=False, path_type=Path), help="Folder for the graph after every pass."
     )

@@ -52,7 +52,8 @@ def describe(program: CompiledProgram) -> dict[str, Any]:
         "checks": [{"message": c.message, "origin": c.origin} for c in raw.checks],
         "kernels": [{"name": k.name, "ops": list(k.ops), "facts": list(k.facts)} for k in program.kernels],
         "steps": {
-            "kernel_launches": sum(isinstance(step, KernelStep) for step in steps),
+            "kernel_launches": sum(isinstance(step, KernelStep) and step.alternative == 0 for step in steps),
+            "other_forms": sum(isinstance(step, KernelStep) and step.alternative > 0 for step in steps),
             "host_ops": sum(isinstance(step, HostStep) for step in steps),
             "templates": len(raw.templates),
         },

@@ -8,9 +8,8 @@ its own copy, where they become index maps and immediates. A merge is legal if t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,9 +26,21 @@ from graph_kernel.fusion.prepare import (
     unshare,
 )
 from graph_kernel.fusion.record import cut, describe, once
-from graph_kernel.fusion.repeats import Structures
-from graph_kernel.fusion.rules import LATE_RULES, MOVEMENT, RULES, SIBLINGS, Group, Rule, Siblings, movement, products
+from graph_kernel.fusion.repeats import Code, Completed, Known
+from graph_kernel.fusion.rules import (
+    LATE_RULES,
+    MOVEMENT,
+    RULES,
+    SIBLINGS,
+    SPECULATIVE,
+    Group,
+    Rule,
+    Siblings,
+    movement,
+    products,
+)
 from graph_kernel.fusion.slots import Slot, Slots, whole
+from graph_kernel.fusion.speculation import parts_of
 from graph_kernel.fusion.waste import EXPENSIVE, expensive, wasteful
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.ops import OPS
@@ -41,29 +52,10 @@ WANTED = Rule("siblings", lambda *_: True)
 MAX_GROUP = 128  # nodes of one kernel
 
 
-class Code(Protocol):
-    """What code generation makes of a group."""
-
-    def over(self, values: Mapping[Value, Value]) -> Code:
-        """The same code for a group that is equal but for its values: each is replaced by what ``values`` has for it."""
-        ...
-
-
 Places = Callable[[Value], tuple[Slot, ...]]
 Lower = Callable[[list[Node], list[Value], Axes, Layout, set[Value], Places], Code]
 """Code generation of a group (nodes, outputs, axes, layout, values in memory, where an output is stored); raises ``Refusal`` where it has
 none."""
-
-
-@dataclass(frozen=True)
-class Completed:
-    """What was found out about the groups of one structure; ``values`` are those of the first one, by number."""
-
-    values: tuple[Value, ...]
-    axes: Axes
-    layout: Layout
-    facts: list[str]
-    code: Code | None
 
 
 @dataclass
@@ -77,15 +69,6 @@ class Plan:
     cuts: list[dict[str, str]]
 
 
-@dataclass
-class Known:
-    """What has been found out about groups, by structure: the kernel or why there is none, and why not to merge."""
-
-    structures: Structures = field(default_factory=Structures)
-    completed: dict[Hashable, Completed | str] = field(default_factory=dict)
-    verdicts: dict[Hashable, str] = field(default_factory=dict)
-
-
 class Fuser:
     """Fuses one graph (not its sub-graphs)."""
 
@@ -96,8 +79,10 @@ class Fuser:
         lower: Lower | None = None,
         siblings: Siblings | None = None,
         known: Known | None = None,
+        speculative: bool = False,
     ) -> None:
         self.graph, self.scope, self.enabled, self.lower, self.siblings = graph, graph.scope, enabled, lower, siblings
+        self.speculative = speculative
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.users = graph.users()
         self.results = set(graph.outputs)
@@ -395,7 +380,7 @@ class Fuser:
                 while self._sweep(rule):
                     pass
             self._siblings()
-            for rule in LATE_RULES:
+            for rule in (*LATE_RULES, *([SPECULATIVE] if self.speculative else [])):
                 while self._sweep(rule):
                     pass
             self.slots.run()
@@ -509,6 +494,7 @@ class Fuser:
             }
         )
         merged = self._new_group(nodes)
+        merged.rule = rule
         merged.tied = self._tied(producer, consumer, rule) + tie
         if producer.shape == consumer.shape:
             merged.shape = producer.shape
@@ -714,11 +700,15 @@ class Fuser:
         for group in self.groups():
             self._complete_or_split(group)
         groups = self.groups()
+        if self.speculative:
+            for group in groups:
+                group.apart = parts_of(group, self)
         steps: list[Group | Node] = [*groups, *self.alone]
         targets = self.slots.targets()
         stored = set(self.graph.inputs) | self.constants | set(self.forced) | set(targets.values())
         for group in groups:
             stored.update(group.stores)
+            stored.update(v for part in group.apart for v in part.stores)
         for node in self.alone:
             stored.update(node.outputs)
         return Plan(self._order(steps), stored, self.aliases | targets, self.merges, once(self.cuts))
@@ -790,10 +780,12 @@ def fuse(
     lower: Lower | None = None,
     siblings: Siblings | None = None,
     known: Known | None = None,
+    speculative: bool = False,
 ) -> Plan:
     """Fuses a graph. With ``enabled`` False every node is a kernel of its own. ``lower`` is asked whether a group has code, ``siblings``
-    which groups are to be one kernel even if neither reads the other. ``known`` is shared by graphs of one scope and one ``lower``."""
+    which groups are to be one kernel even if neither reads the other. ``known`` is shared by graphs of one scope and one ``lower``. With
+    ``speculative``, groups that may be better off apart at some sizes have their parts as well (``Group.apart``)."""
     empty_results(graph)
     after_sizes(graph)
     unshare(graph)
-    return Fuser(graph, enabled, lower, siblings, known).run()
+    return Fuser(graph, enabled, lower, siblings, known, speculative).run()

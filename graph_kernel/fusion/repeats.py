@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from graph_kernel.fusion.axes import Axes
+from graph_kernel.fusion.layout import Layout
 from graph_kernel.fusion.prepare import is_carried
 from graph_kernel.fusion.views import constant_scalar
 from graph_kernel.ir import Node, Value
@@ -101,3 +104,31 @@ class Structures:
         content = None if scalar is None else self._pool.number(scalar)
         number = self._of_value[value] = self._number((value.shape, value.dtype, content))
         return number
+
+
+class Code(Protocol):
+    """What code generation makes of a group."""
+
+    def over(self, values: Mapping[Value, Value]) -> Code:
+        """The same code for a group that is equal but for its values: each is replaced by what ``values`` has for it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What was found out about the groups of one structure; ``values`` are those of the first one, by number."""
+
+    values: tuple[Value, ...]
+    axes: Axes
+    layout: Layout
+    facts: list[str]
+    code: Code | None
+
+
+@dataclass
+class Known:
+    """What has been found out about groups, by structure: the kernel or why there is none, and why not to merge."""
+
+    structures: Structures = field(default_factory=Structures)
+    completed: dict[Hashable, Completed | str] = field(default_factory=dict)
+    verdicts: dict[Hashable, str] = field(default_factory=dict)

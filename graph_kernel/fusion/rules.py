@@ -31,6 +31,8 @@ class Group:
     stores: list[Value] = field(default_factory=list)  # the memory it writes: results, or slots in larger values
     tied: Tied = ()  # results of siblings that have one iteration space
     shape: tuple[Any, ...] | None = None  # of every value, where nothing but elementwise nodes and scalars takes part
+    rule: Rule | None = None  # that merged its parts
+    apart: tuple[Group, ...] = ()  # kernels that do the same, in order, where the rule is speculative
 
     @functools.cached_property
     def ops(self) -> frozenset[str]:
@@ -87,6 +89,18 @@ def short_rows(producer: Group, consumer: Group) -> bool:
     return whole and no_reduction(producer) and bool(reductions) and not others and all(map(_static_row, reductions))
 
 
+def wide_rows(producer: Group, consumer: Group) -> bool:
+    """Whether the consumer reduces rows that the producer's products make, of any fixed length: each is whole in a tile then, which leaves
+    room for few of them."""
+    fixed = all(isinstance(m, int) for n in producer.nodes if n.op == "dot" for m in _columns(n))
+    reductions = [n for n in consumer.nodes if n.op in REDUCTIONS]
+    others = has_product(consumer) or consumer.has(ARG) or consumer.has(CUMULATIVE)
+    apart = producer.rule is None or not producer.rule.patience
+    return (
+        fixed and apart and products(producer) and bool(reductions) and not others and all(map(_static_row, reductions))
+    )
+
+
 def _columns(dot: Node) -> tuple[Any, ...]:
     """Sizes of the second operand's free axes."""
     _, y = dot.inputs
@@ -106,11 +120,13 @@ def movement(group: Group) -> bool:
 @dataclass(frozen=True)
 class Rule:
     """A rule: may a producer and a consumer be merged? ``strict``: not if anything of the producer would be computed repeatedly, however
-    cheap, and not without trying whether code generation finds room for it."""
+    cheap, and not without trying whether code generation finds room for it. ``patience``: how many times as long as the kernels apart the
+    merged one may take before they are run instead; of such a merge both forms are kept, where sizes decide (0: it is always merged)."""
 
     name: str
     allowed: Callable[[Reach, Group, Group], bool]
     strict: bool = False
+    patience: float = 0.0
 
 
 RULES: tuple[Rule, ...] = (
@@ -129,5 +145,11 @@ MOVEMENT = Rule(
 )
 LATE_RULES: tuple[Rule, ...] = (
     Rule("product post-reduce", lambda _, p, c: short_rows(p, c), strict=True),
-    Rule("matmul prologue", lambda _, p, c: not has_product(p) and has_product(c), strict=True),
+    Rule(
+        "matmul prologue",
+        lambda _, p, c: not has_product(p) and has_product(c),
+        strict=True,
+        patience=2.0,  # a kernel more, and a tensor more in memory: that has to be worth it
+    ),
 )
+SPECULATIVE = Rule("speculative post-reduce", lambda _, p, c: wide_rows(p, c), strict=True, patience=0.9)

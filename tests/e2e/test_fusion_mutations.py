@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from codegen import choices
 from graph_kernel.fusion import attention, axes, fuse, layout, rules, slots, waste
-from graph_kernel.fusion.rules import Rule, elementwise, has_product
+from graph_kernel.fusion.rules import SPECULATIVE, Rule, elementwise, has_product
 from tests.e2e import harness, tile_machine
 from tests.e2e.harness import check, program_of, random, simulate
 from vm.binder import Binder
@@ -43,6 +44,7 @@ def rule(name: str, **changes: Any) -> Mutation:
         for table in ("RULES", "LATE_RULES"):
             patch.setattr(fuse, table, tuple(map(changed, getattr(fuse, table))))
         patch.setattr(fuse, "SIBLINGS", changed(fuse.SIBLINGS))
+        patch.setattr(fuse, "SPECULATIVE", changed(fuse.SPECULATIVE))
         patch.setattr(fuse, "MOVEMENT", changed(fuse.MOVEMENT))
         patch.setattr(slots, "JOINED", changed(slots.JOINED))
 
@@ -66,6 +68,7 @@ class Row:
     effect: str
     dims: dict[str, int]
     reason: str = ""  # part of the original's record
+    speculation: bool = False  # whether a program may have two forms of a part
 
 
 def columns(x, w):
@@ -344,6 +347,36 @@ TABLE = [
         LARGE,
     ),
     Row(
+        "speculative post-reduce",
+        "the parts are run where they are faster",
+        softmax,
+        ("b, 2048", "2048, 768"),
+        without(choices.Speculation, "decide", lambda *_: choices.Decision(False, "")),
+        "time",
+        LARGE,
+        speculation=True,
+    ),
+    Row(
+        "matmul prologue",
+        "the parts are run where they are much faster",
+        norm,
+        ("b, 896", "896, 2048"),
+        without(choices.Speculation, "decide", lambda *_: choices.Decision(False, "")),
+        "time",
+        LARGE,
+        speculation=True,
+    ),
+    Row(
+        "speculative post-reduce",
+        "rows have a fixed length",
+        softmax,
+        ("b, 256", "256, s"),
+        rule("speculative post-reduce", allowed=lambda _, p, c: rules.products(p) and not has_product(c)),
+        "time",
+        {"b": 4096, "s": 1000},
+        speculation=True,
+    ),
+    Row(
         "joined operands",
         "no products: those run side by side",
         experts,
@@ -390,7 +423,7 @@ def inputs(row: Row) -> list[np.ndarray]:
 
 def measured(row: Row, patch: pytest.MonkeyPatch) -> Any:
     """What the effect is counted in, of the compiler as it is now."""
-    program = program_of(row.fn, *map(spec, row.shapes))
+    program = program_of(row.fn, *map(spec, row.shapes), speculation=row.speculation)
     if row.effect in ("time", "none"):
         return emulate(program, Binder(program).bind([row.dims[s.name] for s in program.symbols])).us
     if row.effect == "kernels":
@@ -452,7 +485,7 @@ def test_short_rows_are_reduced_in_the_product_s_kernel(fn, shapes, monkeypatch:
         for got in simulate(program, *inputs(row), tile=3 if b == 7 else None):
             check(got, np.asarray(fn(*inputs(row))), 2e-5)
     monkeypatch.setattr(fuse, "LATE_RULES", tuple(r for r in fuse.LATE_RULES if r.name != "product post-reduce"))
-    two = program_of(fn, *map(spec, shapes))
+    two = program_of(fn, *map(spec, shapes), speculation=False)
     assert len(two.debug["kernels"]) == 2
     for b in (1, 64, 512, 4096, 16384):
         times = [emulate(p, Binder(p).bind([b])).us for p in (program, two)]
@@ -461,11 +494,11 @@ def test_short_rows_are_reduced_in_the_product_s_kernel(fn, shapes, monkeypatch:
 
 def test_every_rule_is_in_the_table() -> None:
     """A new rule needs a row; rules that merge on request only, or pair nodes before any rule, are named here."""
-    names = {r.name for r in (*fuse.RULES, *fuse.LATE_RULES, fuse.SIBLINGS, fuse.MOVEMENT, slots.JOINED)}
+    names = {r.name for r in (*fuse.RULES, *fuse.LATE_RULES, fuse.SIBLINGS, fuse.MOVEMENT, SPECULATIVE, slots.JOINED)}
     in_table = {row.rule for row in TABLE} - {ANY, "store in place", "attention"}
     assert in_table == names
     assert all(
-        isinstance(value, Rule) is (name in {"SIBLINGS", "JOINED", "MOVEMENT"})
+        isinstance(value, Rule) is (name in {"SIBLINGS", "JOINED", "MOVEMENT", "SPECULATIVE"})
         for name, value in vars(rules).items()
         if name.isupper()
     )

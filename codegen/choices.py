@@ -1,0 +1,182 @@
+"""Which form of a part of a program takes less emulated time, and from which sizes on.
+
+A speculative merge (``graph_kernel.fusion.rules``) leaves two forms: one kernel, or the kernels that it was made of. The timing model says
+what both take at a few numbers of rows. If one of them is the better one at all sizes that there can be, only that one becomes part of the
+program; else the program has both, and integer code compares the rows of a launch with a limit when its sizes are bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from codegen.assemble import Assembled
+from graph_kernel.ir import Value
+from symbolic import Dim, Expr, Relation, Scope, evaluate, gt, le, numel, product
+from vm.chip import Chip
+from vm.errors import ProgramError
+from vm.program import Template
+from vm.timing import Stopwatch
+
+MOST_ROWS = 4096  # where both forms are compared first: what is not better there is not better anywhere below
+TYPICAL = 64  # size of a symbol that has nothing to do with the rows
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where the parts are run instead of the merged kernel: everywhere (True), nowhere (False), or where a relation between sizes holds;
+    and why."""
+
+    apart: Relation | bool
+    reason: str
+    gain: float = 1.0  # what the parts save at most: the merged kernel's emulated time over theirs
+
+
+@dataclass
+class Speculation:
+    """Decides about merges of one program; equal ones once."""
+
+    scope: Scope
+    chip: Chip
+    symbols: Sequence[str]
+    known: dict[object, Decision] = field(default_factory=dict)
+
+    def decide(
+        self, rows: Dim, merged: Assembled, apart: Sequence[Assembled], patience: float, open_: Sequence[str] = ()
+    ) -> Decision:
+        """For a merged kernel over so many ``rows`` and its parts. Sizes that depend on data (``open_``) decide nothing."""
+        used = {name for code in (merged, *apart) for dim in (rows, *code.params) for name in _symbols(dim)}
+        if used & set(open_):
+            return Decision(False, "sizes depend on data")
+        key = (rows, patience, *(_key(code) for code in (merged, *apart)))
+        if key not in self.known:
+            self.known[key] = _Race(self, rows, merged, apart, patience).run()
+        return self.known[key]
+
+
+def _symbols(dim: Dim) -> frozenset[str]:
+    return dim.symbol_set if isinstance(dim, Expr) else frozenset()
+
+
+def _key(code: Assembled) -> object:
+    sizes = tuple((v.shape, v.dtype) for v in code.buffers)
+    return (code.template.words.tobytes(), code.template.patches, tuple(code.params), sizes)
+
+
+class _NoSizes(Exception):
+    """The sizes that were made up break a relation between symbols."""
+
+
+class _Race:
+    """Both forms at several numbers of rows."""
+
+    def __init__(
+        self, owner: Speculation, rows: Dim, merged: Assembled, apart: Sequence[Assembled], patience: float
+    ) -> None:
+        self.scope, self.chip, self.symbols = owner.scope, owner.chip, owner.symbols
+        self.rows, self.forms, self.patience = rows, ([merged], list(apart)), patience
+        self.watch = Stopwatch(self.chip)
+        self.times: dict[int, tuple[float, float]] = {}
+
+    def run(self) -> Decision:
+        """The faster form at the ends, and, where these differ, the number of rows from which on it is the other one."""
+        try:
+            return self.compared()
+        except _NoSizes:
+            return Decision(False, "there are no sizes at which both could be compared")
+
+    def compared(self) -> Decision:
+        low, high = self.scope.bounds(self.rows)
+        low = max(low or 0, 1)
+        high = max(low, MOST_ROWS if high is None else min(high, MOST_ROWS))
+        few, many = self.merged_at(low), self.merged_at(high)
+        gain = max(merged / apart for merged, apart in self.times.values())
+        if few == many:
+            return Decision(not few, ", ".join(dict.fromkeys((self.said(low), self.said(high)))), gain)
+        while 4 * high > 5 * low and high > low + 1:
+            middle = math.isqrt(low * high) if high > 2 * low else (low + high) // 2
+            low, high = (middle, high) if self.merged_at(middle) == few else (low, middle)
+        limit = low if few else high - 1
+        rel = gt(self.rows, limit) if few else le(self.rows, limit)
+        other = le(self.rows, limit) if few else gt(self.rows, limit)
+        reason = f"{self.said(low)}, {self.said(high)}"
+        if self.scope.proves(rel) or self.scope.proves(other):
+            return Decision(self.scope.proves(rel), reason, gain)
+        return Decision(rel, reason, gain)
+
+    def merged_at(self, rows: int) -> bool:
+        """Whether the merged kernel is fast enough at so many rows."""
+        merged, apart = self.time(rows)
+        return merged <= self.patience * apart
+
+    def said(self, rows: int) -> str:
+        """How the forms compare, in words."""
+        merged, apart = self.time(rows)
+        where = f"{rows} rows" if isinstance(self.rows, Expr) else "its sizes"
+        return f"{merged / apart:.2f} of the parts' emulated time at {where}"
+
+    def time(self, rows: int) -> tuple[float, float]:
+        """Emulated cycles of both forms."""
+        if rows not in self.times:
+            sizes = self.sizes(rows)
+            try:
+                merged, apart = (self.watch.cycles(self.bound(form, sizes)) for form in self.forms)
+            except ProgramError as error:  # they are no sizes of a launch: some loop has a negative number of steps
+                raise _NoSizes from error
+            self.times[rows] = merged, apart
+        return self.times[rows]
+
+    def sizes(self, rows: int) -> dict[str, int]:
+        """Sizes of all symbols that give about so many rows."""
+        mine = _symbols(self.rows)
+        sizes = {name: self.near(name, 1 if name in mine else TYPICAL) for name in self.symbols}
+        steps = {name: self.at(sizes | {name: sizes[name] + 1}) - self.at(sizes) for name in sorted(mine)}
+        rising = [name for name in steps if steps[name] > 0]
+        if rising:
+            name = min(rising, key=lambda name: steps[name])
+            sizes[name] = self.near(name, sizes[name] + max(rows - self.at(sizes), 0) // steps[name], bounded=False)
+        return sizes
+
+    def near(self, name: str, wanted: int, bounded: bool = True) -> int:
+        """A size near ``wanted`` that the symbol may have, not ``bounded``: that it might have if it had no maximum."""
+        info = self.scope.symbols[name]
+        size = max(info.min, wanted if info.max is None or not bounded else min(wanted, info.max))
+        return size - (size - info.remainder) % info.multiple_of
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        return evaluate(self.rows, sizes)
+
+    def bound(
+        self, form: Sequence[Assembled], sizes: Mapping[str, int]
+    ) -> list[tuple[Template, np.ndarray, list[tuple[int, int]]]]:
+        """The kernels of a form at these sizes; every tensor is a memory of its own."""
+        places: dict[Value, int] = {}
+        out = []
+        for code in form:
+            buffers = []
+            for value in code.buffers:
+                if any(evaluate(d, sizes) < 0 for d in value.shape):
+                    raise _NoSizes
+                n = evaluate(numel(value.shape), sizes) * value.dtype.itemsize
+                buffers.append((places.setdefault(value, len(places)), n))
+            out.append((code.template, patched(code, sizes), buffers))
+        return out
+
+
+def patched(code: Assembled, sizes: Mapping[str, int]) -> np.ndarray:
+    """The words of a kernel at these sizes, without addresses."""
+    words = code.template.words.copy()
+    values = [evaluate(dim, sizes) for dim in code.params]
+    for patch in code.template.patches:
+        mask = (1 << patch.width) - 1
+        old = int(words[patch.word]) & ~(mask << patch.lo)
+        words[patch.word] = np.uint64(old | (values[patch.param] & mask) << patch.lo)
+    return words
+
+
+def rows_of(extents: Sequence[Dim]) -> Dim:
+    """The rows of a kernel: all indices of its loops over sizes that are not fixed."""
+    return product([n for n in extents if isinstance(n, Expr)])
