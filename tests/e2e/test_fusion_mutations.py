@@ -367,16 +367,6 @@ TABLE = [
         speculation=True,
     ),
     Row(
-        "speculative post-reduce",
-        "rows have a fixed length",
-        softmax,
-        ("b, 256", "256, s"),
-        rule("speculative post-reduce", allowed=lambda _, p, c: rules.products(p) and not has_product(c)),
-        "time",
-        {"b": 4096, "s": 1000},
-        speculation=True,
-    ),
-    Row(
         "joined operands",
         "no products: those run side by side",
         experts,

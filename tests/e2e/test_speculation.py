@@ -142,7 +142,7 @@ def test_reports_say_which_form_runs_and_why() -> None:
         assert len(profile.kernels) == report["kernel_steps"] == running
         assert report["kernels"] == 1 and report["stages"] == running
         (said,) = report["forms"]
-        assert profile.json()["forms"] == [said] and said in " ".join(str(profile).split())
+        assert profile.to_dict()["forms"] == [said] and said in " ".join(str(profile).split())
         assert kernel.where in said and "rows" in said
         assert ("instead of" in said) is (running == 2)
     assert prog.report(b=last + 1).to_dict()["bytes_moved"] < prog.report(b=last).to_dict()["bytes_moved"]
