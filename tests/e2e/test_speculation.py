@@ -282,6 +282,7 @@ def test_all_executors_switch_without_a_compile() -> None:
     machines = {tier: dvm.CompiledProgram(prog, tier=tier) for tier in ("reference", "interpreter", "specialised")}
     w = random((K, N), seed=1)
     machines["interpreter"](random((3, K)), w)  # loads the image
+    machines["specialised"].reserve()
     before = dvm.stats().xla_compiles
     for b in (last, last + 1, 0, 1, last - 1, prog.symbols[0].max or 0):
         x = random((b, K))
