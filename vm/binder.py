@@ -464,14 +464,15 @@ class Binder:
         hidden: frozenset[int],
         route: Route,
     ) -> None:
-        """No size is negative, every buffer holds its elements and lies inside its arena."""
+        """No size is negative, every buffer holds its elements, which are those of its input or output, and lies inside its arena."""
         if not len(self._buffer_elements):
             return
         dims = numbers[self._claim_dims]
         elements = numbers[self._buffer_elements]
         if dims.size and dims.min() < 0:
             self._negative(regs, symbols)
-        bad = elements[self._claim_buffer] < dims.prod(axis=1, dtype=np.float64)  # floats: the product must not wrap
+        sizes = dims.prod(axis=1, dtype=np.float64)  # floats: the product must not wrap
+        bad = (elements[self._claim_buffer] < sizes) | (sizes != sizes[self._claim_buffer])
         if hidden:
             bad &= ~np.isin(self._buffer_elements, list(hidden))[self._claim_buffer]
         offset, top = numbers[self._buffer_offset], numbers[self._buffer_arena]

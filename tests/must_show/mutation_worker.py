@@ -89,6 +89,8 @@ def results(path: Path, tier: str, arrays: list[np.ndarray]) -> list[np.ndarray]
         return program.run(None, feeds)
     except DvmError as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
+    except Exception as error:
+        return f"FAULT: {type(error).__name__}: {error}".splitlines()[0]
 
 
 def agree(got: list[np.ndarray], want: list[np.ndarray]) -> bool:
