@@ -63,6 +63,14 @@ def launches(
             break
 
 
+def expected(recipe: Recipe, arrays: list[np.ndarray]) -> tuple[list[np.ndarray], list[float]]:
+    """The results of NumPy in float64, and how much those in float32 may differ from them. Raises ``TooLarge`` and ``OutOfRange``."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        want = [np.asarray(x) for x in recipe.run(np, [a.astype(np.float64) for a in arrays], LARGEST)]
+        return want, tolerances(lambda xs: recipe.run(np, xs), arrays, want)
+
+
 def compare(got: list[np.ndarray], want: list[np.ndarray], limits: list[float], label: str) -> None:
     """Raises unless shapes agree, NaN and infinities are in the same places, and all else is within the limits."""
     for i, (a, b, limit) in enumerate(zip(got, want, limits, strict=True)):
@@ -165,6 +173,8 @@ def main(first: int, count: int, failures: str = "") -> int:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         if done % 50 == 0:
             gc.collect()
+        if done % STEP == 0:
+            jax.clear_caches()
         if done % STEP == 0 or done == count:
             used = time.process_time() - begun
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
