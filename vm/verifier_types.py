@@ -14,6 +14,7 @@ from vm.isa import Space
 
 Dims = tuple[tuple[int, int], ...]
 
+MAX_REACH = 1 << 48  # elements
 _COMPARE = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _PREDICATES = frozenset(("is_finite", "is_nan", "is_inf"))
 _BITWISE = frozenset(("and", "or", "xor", "not", "reduce_and", "reduce_or"))
@@ -104,6 +105,7 @@ def _store(r: _Rules) -> None:
 def _terms(r: _Rules, tile: Tile) -> None:
     rank = len(tile.dims)
     r.want(not r.op.tail or not r.op.tail[-1]["chain"], "ends with a chained term")
+    _reach(r)
     for t in r.op.tail:
         dim, gather, mask = t["dim"], t["gather"], t["mask"]
         r.want(isinstance(dim, int) and isinstance(gather, int) and isinstance(mask, int), "has patched term dims")
@@ -120,6 +122,20 @@ def _terms(r: _Rules, tile: Tile) -> None:
         r.want(
             index.dims == tuple(d for i, d in enumerate(tile.dims) if mask >> i & 1), "wants indices of the masked dims"
         )
+
+
+def _reach(r: _Rules) -> None:
+    """Fixed numbers of an address and their products lie within what addresses can name, so that 64 bits hold any sum of them. Patched
+    ones are checked when they are bound."""
+    far = [r.op.fields["offset"]]
+    steps: list[object] = []
+    for t in r.op.tail:
+        steps += [t["step"], t["start"]]
+        if not t["chain"]:
+            stride = t["stride"]
+            far += [n * stride for n in steps if isinstance(n, int) and isinstance(stride, int)]
+            steps = []
+    r.want(all(abs(n) < MAX_REACH for n in far if isinstance(n, int)), "reaches beyond what addresses can name")
 
 
 def _fill(r: _Rules) -> None:

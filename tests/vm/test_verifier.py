@@ -88,6 +88,9 @@ def test_the_plain_ones_pass() -> None:
         ("    | dim=1 step=1 div=1 stride=1\n    exp", "    | dim=1 chain=1\n    exp", "ends with a chained term"),
         ("    | dim=1 step=1 div=1 stride=1\n    exp", "    | gather=1 index=t0 mask=3\n    exp", "integer indices"),
         ("    | dim=1 step=1 div=1 stride=1\n  endloop", "    | dim=1 bounded=1 hi=3\n  endloop", "no bounded terms"),
+        ("dim=0 step=8 div=1 stride=1", "dim=0 step=8 div=1 stride=4611686018427387905", "beyond what addresses can name"),
+        ("dim=0 step=8 div=1 stride=1", "dim=0 step=8 start=4611686018427387905 div=1 stride=1", "beyond what addresses can name"),
+        ("address=#0 ;", "address=#0 offset=4611686018427387905 ;", "beyond what addresses can name"),
         ("store x=t1", "store x=t3", "names dim 1 of a tile of rank 1|which nothing"),
         ("float32[axis0 64, 8] UB@0", "int32[axis0 64, 8] UB@0", "no meaning for int32|equal types|load of int32"),
         ("x z\n", "x x\n", "a store to read-only"),
@@ -169,7 +172,7 @@ def test_bindings() -> None:
         ("address=#0 ;", "address=#0 offset=1 ;", "accesses elements 1 to 640"),
         ("address=#1 ;", "address=#1 offset=-1 ;", "accesses elements -1 to 638"),
         ("step=8 div=1 stride=1\n    | dim=1", "step=-8 div=1 stride=1\n    | dim=1", "accesses elements -632 to 7"),
-        ("step=8 div=1 stride=1\n    | dim=1", "step=8 div=1 stride=4611686018427387904\n    | dim=1", "accesses elements"),
+        ("step=8 div=1 stride=1\n    | dim=1", "step=8 div=1 stride=17592186044416\n    | dim=1", "accesses elements"),
         ("input x float32 [n, 8]", "input x float32 [n, 7]", "accesses elements 0 to 639 of a buffer of 560"),
     ],
 )  # fmt: skip
