@@ -226,6 +226,8 @@ class Scalars:
 
     def __init__(self, kernel: Kernel) -> None:
         self.rungs = plan(kernel)
+        # What is added must be added once: no block is shifted back over elements that another one has.
+        self.adds = any(op.insn.name == "store" and op.fixed("add") for op in operations(kernel.body))
         self.slots: dict[Hole | Address, int] = {}
         self.loops: dict[int, int] = {}  # word of a loop instruction -> slot of its first kind of block
         self._ladders: list[tuple[Loop, int, Rungs]] = []
@@ -269,6 +271,17 @@ class Scalars:
                 out += (end + block.count, block.start - end * block.size)
                 end += block.count
         return np.array(out, np.int64)
+
+    def overruns(self, words: np.ndarray) -> bool:
+        """Whether some block of a bound kernel reaches past its loop's extent. If none does, only elements of its buffers are read."""
+        for loop, _, rungs in self._ladders:
+            n = self.extent(words, loop)
+            for block in blocks(loop.kind, rungs, n):
+                if block.count and (block.masked or self.adds):
+                    shifted = loop.kind == isa.LoopKind.PARALLEL and not self.adds
+                    if n < block.size if shifted else block.start + block.count * block.size > n:
+                        return True
+        return False
 
     def trips(self, words: np.ndarray) -> dict[int, int]:
         """How many blocks each loop (by the word of its instruction) runs in each run of the loops around it."""

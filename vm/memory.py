@@ -1,7 +1,8 @@
 """Device memory: arenas in capacity classes, staging of inputs, and pooled output arenas whose results are views.
 
 An arena is a flat buffer of lane rows of 128 items. TEMP and OUTPUT arenas belong to XLA and are donated to every launch, so stores are in
-place. INPUT arenas are host memory that JAX reads without a copy. A result is a view of an output arena; the arena goes back to the pool
+place. INPUT arenas are host memory that JAX reads without a copy: the caller's own,
+or a copy of it. A result is a view of an output arena; the arena goes back to the pool
 when the last view is gone, because donating memory that somebody still sees would copy all of it.
 """
 
@@ -20,6 +21,11 @@ from vm.program import LANES
 from vm.specialised import ARENA_DTYPES
 
 Key = tuple[int, int]  # (space, item size)
+Place = tuple[
+    int, ...
+]  # the same of an arena; of an input, which has an arena of its own: (space, item size, number of the input)
+
+ALIGNMENT = 64  # of memory that JAX reads without a copy, in bytes
 
 CLASS_FACTOR = 4
 SHARED_COPY = 1 << 20  # bytes from which on two threads share a copy: one alone does not use the memory's bandwidth
@@ -40,10 +46,10 @@ def exact_capacity(rows: int) -> int:
 
 
 def aligned_empty(rows: int, dtype: np.dtype) -> np.ndarray:
-    """Uninitialised host memory of ``rows`` lane rows, flat, at a 64-byte boundary (what JAX reads without a copy)."""
+    """Uninitialised host memory of ``rows`` lane rows, flat, aligned for JAX (what JAX reads without a copy)."""
     n = rows * LANES * dtype.itemsize
-    raw = np.empty(n + 64, np.uint8)
-    start = -raw.ctypes.data % 64
+    raw = np.empty(n + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + n].view(dtype)
 
 
@@ -73,13 +79,6 @@ def copy_into(target: np.ndarray, source: np.ndarray) -> None:
         other.result()
 
 
-def copied(source: np.ndarray) -> np.ndarray:
-    """A copy of a contiguous array."""
-    out = np.empty(source.shape, source.dtype)
-    copy_into(out, source)
-    return out
-
-
 class Region:
     """Memory at an address, seen by NumPy; whatever views it keeps ``owner`` alive."""
 
@@ -95,31 +94,76 @@ class Region:
         return np.asarray(self)[start : start + n].view(dtype).reshape(shape)
 
 
+class Recycled:
+    """Host memory for copies of results. It is used again when the last view of a copy is gone, because memory that is fresh from the
+    system costs a fault a page. At most ``keep`` bytes are kept free."""
+
+    def __init__(self, keep: int = 1 << 26) -> None:
+        self.keep, self.kept = keep, 0
+        self.free: dict[int, list[np.ndarray]] = {}
+        self.lock = threading.RLock()  # a collection that runs here may give back others
+
+    def copy(self, source: np.ndarray) -> np.ndarray:
+        """A copy of a contiguous array, aligned for JAX."""
+        unit = max(1 << max(source.nbytes.bit_length() - 3, 0), LANES)  # sizes are rounded up by a quarter at most
+        size = -(-source.nbytes // unit) * unit
+        with self.lock:
+            found = self.free.get(size)
+            memory = found.pop() if found else None
+            self.kept -= size if memory is not None else 0
+        if memory is None:
+            memory = aligned_empty(-(-size // LANES), np.dtype(np.uint8))[:size]
+        lease = Lease(memory, self.give)
+        out = Region(memory.__array_interface__["data"][0], size, lease).view(0, source.shape, source.dtype)
+        copy_into(out, source)
+        return out
+
+    def give(self, memory: np.ndarray) -> None:
+        """Takes back the memory of a copy."""
+        with self.lock:
+            if self.kept + memory.nbytes <= self.keep:
+                self.kept += memory.nbytes
+                self.free.setdefault(memory.nbytes, []).append(memory)
+
+
 class Staging:
-    """One input arena: host memory and the JAX array that aliases it."""
+    """The arena of an input that is copied: host memory and the JAX array that aliases it."""
 
     def __init__(self, rows: int, item: int) -> None:
-        import jax
-
         self.host = aligned_empty(rows + SLACK_ROWS, ARENA_DTYPES[item])
         self.bytes = self.host.view(np.uint8)
-        with jax.enable_x64(True):
-            self.device = jax.dlpack.from_dlpack(self.host)
-        if self.device.unsafe_buffer_pointer() != self.host.ctypes.data:
-            raise AssertionError("JAX copied an input arena instead of reading it in place")
+        self.device = _aliased(self.host)
+
+
+def array_at(address: int, rows: int, item: int) -> Any:
+    """An arena of ``rows`` lane rows at an aligned address, as a JAX array. Making it touches no memory, of which less may be there:
+    what is not there must not be read."""
+    dtype = ARENA_DTYPES[item]
+    shape = ((rows + SLACK_ROWS) * LANES,)
+    return _aliased(Region(address, shape[0] * dtype.itemsize, None).view(0, shape, dtype))
+
+
+def _aliased(memory: np.ndarray) -> Any:
+    import jax
+
+    with jax.enable_x64(True):
+        found = jax.dlpack.from_dlpack(memory)
+    if found.unsafe_buffer_pointer() != memory.__array_interface__["data"][0]:
+        raise AssertionError("JAX copied an input arena instead of reading it in place")
+    return found
 
 
 class OutputSet:
     """The output arenas of one launch; ``lease`` hands out views."""
 
-    def __init__(self, arenas: dict[Key, Any]) -> None:
+    def __init__(self, arenas: dict[Place, Any]) -> None:
         self.arenas = arenas
 
 
 class Lease:
-    """Keeps an output set away from the pool while results that view it are alive."""
+    """Keeps memory away from its pool while results that view it are alive."""
 
-    def __init__(self, held: OutputSet, give_back: Callable[[OutputSet], None]) -> None:
+    def __init__(self, held: Any, give_back: Callable[[Any], None]) -> None:
         self.held, self.give_back = held, give_back
 
     def __del__(self) -> None:

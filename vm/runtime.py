@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,19 +21,22 @@ import numpy as np
 from vm import background, cache, counters, host
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
-from vm.decode import Kernel, decode, stored_buffers, unordered
+from vm.decode import Address, Kernel, decode, stored_buffers, unordered
 from vm.dtypes import dtype_of, item_size
 from vm.errors import DvmError, OutOfMemory, ProgramError, ShapeError, Unfit
 from vm.geometry import Scalars
 from vm.memory import (
+    ALIGNMENT,
     Key,
     Lease,
     OutputSet,
+    Place,
     Pool,
+    Recycled,
     Region,
     Staging,
+    array_at,
     capacity_class,
-    copied,
     copy_into,
     device_arena,
     exact_capacity,
@@ -57,6 +61,8 @@ if TYPE_CHECKING:
 EAGER_LIMIT = 4 << 30  # bytes of arenas that declared maxima may reserve without being asked
 GRACE = 0.25  # seconds that building in the background waits for a first launch
 PATIENCE = 1.0  # seconds that it waits, before each kernel, for a launch under way
+IN_PLACE = 1 << 19  # bytes of an input from which on it is read where it lies
+KNOWN_ARRAYS = 8  # arrays of an input whose views are kept
 SMALL_RESULT = 8  # results of less than this part of their arenas are copied out
 
 
@@ -70,11 +76,14 @@ class Segment:
     refs: list[
         tuple[int | None, str, int | None]
     ]  # per buffer: number of its arena, dtype, number of its pinned argument
-    arenas: list[Key]  # arenas it uses
+    arenas: list[Place]  # arenas it uses
     read: list[int]  # numbers of those that it only loads from
     written: list[int]  # numbers of those that it stores into: donated
     kernel: Kernel
     table: Scalars
+    inputs: list[
+        int
+    ]  # scalars that are the row of an input in its arena: inputs have memory of their own, and begin there
     code: Any = None
 
 
@@ -91,17 +100,21 @@ class Executable:
         self.chip = Chip.load(program.chip)
         self.capacity: dict[Key, int] = {}
         self.code: dict[tuple[Any, ...], Any] = {}
-        self.staging: dict[Key, Staging] = {}
-        self.temps: dict[Key, Any] = {}
+        self.staging: dict[Place, Staging] = {}  # made where an input is first copied
+        self.in_place: dict[Place, OrderedDict[int, Any]] = {}  # arrays of inputs as arenas, by address
+        self.temps: dict[Place, Any] = {}
         self.pool = Pool(self._new_outputs)
         self.kernels: dict[int, tuple[Kernel, Scalars]] = {}
         self._scalars: WeakKeyDictionary[BoundProgram, dict[int, np.ndarray]] = WeakKeyDictionary()
+        self._readers: list[Segment] | None = None  # kernels that read inputs of symbolic shape
+        self._exact: WeakKeyDictionary[BoundProgram, frozenset[Place]] = WeakKeyDictionary()
         self.plan = self._segments(self.binder.steps)
         self.constants: dict[int, Any] = {}
         self.interpreter: Interpreter | None = None
         self._job: Future[None] | None = None  # builds specialised code while the interpreter serves
         self._asked = threading.Event()  # a first launch has begun, or somebody waits for the background
         self._interprets = tier != "specialised"
+        self._adopted = False  # there is memory
         self._settled: set[tuple[int, ...]] = (
             set()
         )  # outcomes of choices whose code for the present capacities is there
@@ -244,15 +257,16 @@ class Executable:
         if capacity != self.capacity:
             self.capacity, self._settled = dict(capacity), set()
             total = sum(n * LANES * item for (_, item), n in self.capacity.items())
-            if self.temps or self.staging:
+            if self._adopted:
                 counters.add("arena_growths")
             known = {self._signature(segment, capacity) for segment in self._all_segments()}
             for signature in [k for k in self.code if k not in known]:
                 del self.code[signature]
             self._forget_code(self.plan)
-            self.staging = {k: Staging(n, k[1]) for k, n in self.capacity.items() if k[0] == INPUT}
+            self.staging, self.in_place = {}, {}
             self.temps = {k: device_arena(n, k[1]) for k, n in self.capacity.items() if k[0] in TEMP_BANKS}
             self.pool = Pool(self._new_outputs)
+            self._adopted = True
             counters.add("arena_bytes", total)
 
     def _new_outputs(self) -> OutputSet:
@@ -291,7 +305,7 @@ class Executable:
     def _kernel(self, step: KernelStep, index: int) -> Segment:
         pinned: dict[tuple[str, int], int] = {}
         first: list[int] = []
-        arenas: dict[Key, int] = {}
+        arenas: dict[Place, int] = {}
         refs: list[tuple[int | None, str, int | None]] = []
         for b in step.buffers:
             buffer = self.program.buffers[b]
@@ -302,7 +316,7 @@ class Executable:
                     first.append(b)
                 refs.append((None, buffer.dtype, pinned[source]))
             else:
-                key = (buffer.space, item_size(buffer.dtype))
+                key = self._place(b)
                 refs.append((arenas.setdefault(key, len(arenas)), buffer.dtype, None))
         if step.template not in self.kernels:
             decoded = unordered(decode(self.program.templates[step.template]))
@@ -310,14 +324,25 @@ class Executable:
         kernel, table = self.kernels[step.template]
         written = sorted({n for k in stored_buffers(kernel) if (n := refs[k][0]) is not None})
         read = [n for n in arenas.values() if n not in written]
-        return Segment(step, index, first, refs, list(arenas), read, written, kernel, table)
+        own = [
+            slot
+            for operand, slot in table.slots.items()
+            if isinstance(operand, Address) and self.program.buffers[step.buffers[operand.buffer]].space == INPUT
+        ]
+        return Segment(step, index, first, refs, list(arenas), read, written, kernel, table, own)
+
+    def _place(self, b: int) -> Place:
+        """The arena of a buffer."""
+        buffer = self.program.buffers[b]
+        key = (buffer.space, item_size(buffer.dtype))
+        return key if buffer.space != INPUT or buffer.input is None else (*key, buffer.input)
 
     def _signature(self, segment: Segment, capacity: Mapping[Key, int] | None = None) -> tuple[Any, ...]:
         """What the code of a step depends on: template, kinds of buffers, sizes of arenas. Not which arenas or weights they are, so that
         equal layers share code."""
         shapes = tuple((self._fixed_shape(b), self.program.buffers[b].dtype) for b in segment.pinned)
         capacity = self.capacity if capacity is None else capacity
-        sizes = tuple((item, capacity[space, item]) for space, item in segment.arenas)
+        sizes = tuple((place[1], capacity[place[0], place[1]]) for place in segment.arenas)
         return (segment.step.template, tuple(segment.refs), shapes, sizes)
 
     def _source(self, b: int) -> tuple[str, int]:
@@ -367,13 +392,13 @@ class Executable:
         self.code[signature] = code
         return code
 
-    def _arena_struct(self, key: Key, capacity: Mapping[Key, int]) -> Any:
+    def _arena_struct(self, place: Place, capacity: Mapping[Key, int]) -> Any:
         import jax
 
         from vm.access import SLACK_ROWS
         from vm.specialised import ARENA_DTYPES
 
-        return jax.ShapeDtypeStruct(((capacity[key] + SLACK_ROWS) * LANES,), ARENA_DTYPES[key[1]])
+        return jax.ShapeDtypeStruct(((capacity[place[0], place[1]] + SLACK_ROWS) * LANES,), ARENA_DTYPES[place[1]])
 
     def _all_segments(self) -> Iterator[Segment]:
         def visit(items: Sequence[Segment | NumberedStep]) -> Iterator[Segment]:
@@ -457,6 +482,38 @@ class Executable:
         self._check_memory(bound)
         counters.add("interpreter_launches")
         return interpreter.launch(self, self._image(), bound, arrays)
+
+    def exact_inputs(self, bound: BoundProgram) -> frozenset[Place]:
+        """The inputs of which no kernel reads an element that is not there: none of its blocks reaches past an extent."""
+        found = self._exact.get(bound)
+        if found is None:
+            readers = self._readers
+            if readers is None:
+                readers = self._readers = [
+                    s for s in self._all_segments() if any(place[0] == INPUT for place in s.arenas)
+                ]
+            places = {place for segment in readers for place in segment.arenas if place[0] == INPUT}
+            for segment in readers:
+                if segment.index in bound.skipped:
+                    continue
+                if bound.unknown or segment.table.overruns(bound.kernel_words(segment.index)):
+                    places.difference_update(segment.arenas)
+            found = self._exact[bound] = frozenset(places)
+        return found
+
+    def array_in_place(self, place: Place, source: np.ndarray) -> Any:
+        """An input's memory as an arena: an array that begins where the input does and is as long as code expects, of which only the
+        input may be read. None if JAX could not read it where it is."""
+        address = source.__array_interface__["data"][0]
+        if address % ALIGNMENT or not source.flags.c_contiguous:
+            return None
+        known = self.in_place.setdefault(place, OrderedDict())
+        found = known.get(address)
+        if found is None:
+            found = known[address] = array_at(address, self.capacity[place[0], place[1]], place[1])
+            while len(known) > KNOWN_ARRAYS:
+                known.popitem(last=False)
+        return found
 
     def constant(self, index: int) -> Any:
         """A constant on the device, put there once."""
@@ -544,7 +601,7 @@ class _Launch(StepWalk):
         except MemoryError as error:
             raise OutOfMemory(f"this launch ({_dims(bound)}) finds no memory for its results: {error}") from error
         self.scalars = owner._scalars.setdefault(bound, {})
-        self.arenas = {k: s.device for k, s in owner.staging.items()} | owner.temps | self.outputs.arenas
+        self.arenas: dict[Place, Any] = {**owner.temps, **self.outputs.arenas}
 
     def rebound(self) -> None:
         self.scalars = self.owner._scalars.setdefault(self.bound, {})
@@ -564,18 +621,27 @@ class _Launch(StepWalk):
         return self._results()
 
     def _stage(self) -> None:
-        """Copies inputs of symbolic shape into the input arenas."""
+        """Makes arenas of the inputs of symbolic shape: large ones are read where they lie, if no block reaches past their ends; others
+        are copied."""
+        owner = self.owner
         for b in self.program.buffers:
             if b.space != INPUT or b.input is None or b.offset is None:
                 continue
-            dtype = dtype_of(b.dtype)
-            item = min(8, dtype.itemsize)
-            staging = self.owner.staging[INPUT, item]
+            place = (INPUT, item_size(b.dtype), b.input)
+            if place in self.arenas:
+                continue
             source = np.asarray(self.arrays[b.input])
-            start = self.bound.regs[b.offset] * LANES * item
-            n = source.size * dtype.itemsize
-            if n:
-                copy_into(staging.bytes[start : start + n].view(dtype), source)
+            if source.nbytes >= IN_PLACE and place in owner.exact_inputs(self.bound):
+                found = owner.array_in_place(place, source)
+                if found is not None:
+                    self.arenas[place] = found
+                    continue
+            staging = owner.staging.get(place)
+            if staging is None:
+                staging = owner.staging[place] = Staging(owner.capacity[place[0], place[1]], place[1])
+            self.arenas[place] = staging.device
+            if source.size:
+                copy_into(staging.bytes[: source.nbytes].view(source.dtype), source)
 
     def segment(self, segment: Segment) -> None:
         owner = self.owner
@@ -586,7 +652,9 @@ class _Launch(StepWalk):
             code = segment.code = owner._compile(segment)
         scalars = self.scalars.get(segment.index)
         if scalars is None:
-            scalars = self.scalars[segment.index] = segment.table.fill(self.bound.kernel_words(segment.index))
+            scalars = segment.table.fill(self.bound.kernel_words(segment.index))
+            scalars[segment.inputs] = 0
+            self.scalars[segment.index] = scalars
         pinned = [self.pinned(b) for b in segment.pinned]
         arenas, keys = self.arenas, segment.arenas
         results = code(
@@ -614,11 +682,8 @@ class _Launch(StepWalk):
         if buffer.offset is None:
             return np.asarray(self.pinned(b)).reshape(self.bound.shape(b))
         if buffer.space == INPUT:
-            memory: Any = self.owner.staging[INPUT, item].bytes
-            start = self.bound.regs[buffer.offset] * LANES * item
-            shape = self.bound.shape(b)
-            n = int(np.prod(shape)) * dtype.itemsize
-            return memory[start : start + n].view(dtype).reshape(shape)
+            assert buffer.input is not None
+            return np.asarray(self.arrays[buffer.input]).reshape(self.bound.shape(b))
         arena = self.arenas[buffer.space, item]
         arena.block_until_ready()
         region = Region(arena.unsafe_buffer_pointer(), arena.nbytes, arena)
@@ -656,7 +721,10 @@ class _Launch(StepWalk):
             out[buffer.output] = view
             total += view.nbytes
         held = sum(arena.nbytes for arena in self.outputs.arenas.values())
-        return [copied(view) for view in out] if total * SMALL_RESULT < held else out
+        return [_copies.copy(view) for view in out] if total * SMALL_RESULT < held else out
+
+
+_copies = Recycled()
 
 
 def _dims(bound: BoundProgram) -> str:

@@ -72,8 +72,6 @@ class Tracer:
         self.ns = semantics.JaxNamespace()
         self.axes: dict[int, Axis] = {}
         self.local: dict[tuple[isa.Space, int], tuple[Array, Tile]] = {}
-        # What is added must be added once: no block is shifted back over elements that another one has.
-        self.adds = any(op.insn.name == "store" and op.fixed("add") for op in _ops(kernel.body))
 
     # --- operands ---------------------------------------------------------------------------------------------------------------
     def scalar(self, operand: Operand) -> Any:
@@ -394,7 +392,8 @@ class Tracer:
             {a for op in _ops(loop.body) if op.insn.name == "store" and (a := self._arena_of(op)) is not None}
         )
         carried = self._carried(loop.body)
-        masked = block.masked or self.adds
+        shifted = not self.table.adds and (not block.masked or loop.kind == isa.LoopKind.PARALLEL)
+        masked = (block.masked or self.table.adds) and block.size > 1
         saved = dict(self.local)
 
         def more(state: tuple[Array, list[Array], list[Array]]) -> Array:
@@ -409,9 +408,10 @@ class Tracer:
                 self.local[key] = (value, saved[key][1])
             n = self.scalar(loop.extent)
             at = self.slot(slot + 1) + t * block.size
-            if not masked:
+            if shifted:
                 at = jnp.minimum(at, n - block.size)
-            self.axes[loop.axis] = Axis(at, block.size, n - at if masked and block.size > 1 else None)
+                at = jnp.maximum(at, 0) if masked else at
+            self.axes[loop.axis] = Axis(at, block.size, n - at if masked else None)
             self.block(loop.body, inner)
             del self.axes[loop.axis]
             return t + 1, [inner[k] for k in stored], [self.local[k][0].reshape(saved[k][0].shape) for k in carried]
