@@ -19,7 +19,7 @@ from graph_kernel.fusion import fuse as fusion
 from graph_kernel.fusion.axes import Axes, Refusal
 from graph_kernel.fusion.fuse import Group, Plan
 from graph_kernel.fusion.layout import Layout
-from graph_kernel.fusion.rules import SPECULATIVE
+from graph_kernel.fusion.rules import SPECULATIVE, row_lengths
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.passes.liveness import defined_in_order
 from symbolic import Dim, Expr, ceildiv, highest, limits, lower, lower_relation, numel, solve
@@ -246,8 +246,13 @@ class ProgramBuilder:
                 assert group.layout is not None and group.rule is not None
                 rows = rows_of([loop.extent for loop in group.layout.outer()])
                 codes = [part.code.code for part in group.apart]
-                found[group] = self.speculation.decide(
-                    rows, group.code.code, codes, group.rule.patience, list(self.makers)
+                lengths = row_lengths(group) if group.rule is SPECULATIVE else [1]
+                found[group] = (
+                    self.speculation.decide(
+                        rows, group.code.code, codes, group.rule.patience, list(self.makers), lengths[0]
+                    )
+                    if len(lengths) == 1
+                    else Decision(True, "rows of several lengths are reduced")
                 )
             count += len(group.apart) if group in found and group.rule is SPECULATIVE else 1
         if graph is not self.graph or count > MOST_OF_A_BLOCK:

@@ -22,6 +22,7 @@ from vm.program import Template
 from vm.timing import Stopwatch
 
 MOST_ROWS = 4096  # where both forms are compared first: what is not better there is not better anywhere below
+FITTING = 64  # elements of a row of symbolic length that fits: passes over longer ones compute products again that a CPU takes long for
 TYPICAL = 64  # size of a symbol that has nothing to do with the rows
 
 
@@ -45,15 +46,23 @@ class Speculation:
     known: dict[object, Decision] = field(default_factory=dict)
 
     def decide(
-        self, rows: Dim, merged: Assembled, apart: Sequence[Assembled], patience: float, open_: Sequence[str] = ()
+        self,
+        rows: Dim,
+        merged: Assembled,
+        apart: Sequence[Assembled],
+        patience: float,
+        open_: Sequence[str] = (),
+        length: Dim = 1,
     ) -> Decision:
-        """For a merged kernel over so many ``rows`` and its parts. Sizes that depend on data (``open_``) decide nothing."""
-        used = {name for code in (merged, *apart) for dim in (rows, *code.params) for name in _symbols(dim)}
+        """For a merged kernel over so many ``rows`` and its parts. Sizes that depend on data (``open_``) decide nothing. If the ``length``
+        of the rows is symbolic, they are to fit."""
+        used = {name for code in (merged, *apart) for dim in (rows, length, *code.params) for name in _symbols(dim)}
         if used & set(open_):
             return Decision(False, "sizes depend on data")
-        key = (rows, patience, *(_key(code) for code in (merged, *apart)))
+        key = (rows, length, patience, *(_key(code) for code in (merged, *apart)))
         if key not in self.known:
-            self.known[key] = _Race(self, rows, merged, apart, patience).run()
+            fits = isinstance(length, Expr)
+            self.known[key] = _Race(self, length if fits else rows, merged, apart, patience, fits).run()
         return self.known[key]
 
 
@@ -71,13 +80,21 @@ class _NoSizes(Exception):
 
 
 class _Race:
-    """Both forms at several numbers of rows."""
+    """Both forms at several numbers of rows, or lengths of rows."""
 
     def __init__(
-        self, owner: Speculation, rows: Dim, merged: Assembled, apart: Sequence[Assembled], patience: float
+        self,
+        owner: Speculation,
+        rows: Dim,
+        merged: Assembled,
+        apart: Sequence[Assembled],
+        patience: float,
+        fits: bool = False,
     ) -> None:
         self.scope, self.chip, self.symbols = owner.scope, owner.chip, owner.symbols
         self.rows, self.forms, self.patience = rows, ([merged], list(apart)), patience
+        self.most, self.unit = (FITTING, "elements a row") if fits else (MOST_ROWS, "rows")
+        self.fits = fits
         self.watch = Stopwatch(self.chip)
         self.times: dict[int, tuple[float, float]] = {}
 
@@ -90,10 +107,16 @@ class _Race:
 
     def compared(self) -> Decision:
         low, high = self.scope.bounds(self.rows)
+        longer = self.fits and (high is None or high > self.most)
         low = max(low or 0, 1)
-        high = max(low, MOST_ROWS if high is None else min(high, MOST_ROWS))
+        if self.fits and low > self.most:
+            return Decision(True, f"rows have more than {self.most} elements")
+        high = max(low, self.most if high is None else min(high, self.most))
         few, many = self.merged_at(low), self.merged_at(high)
         gain = max(merged / apart for merged, apart in self.times.values())
+        if longer and many:
+            reason = f"{self.said(high)}, and longer rows do not fit"
+            return Decision(gt(self.rows, self.most) if few else True, reason, gain)
         if few == many:
             return Decision(not few, ", ".join(dict.fromkeys((self.said(low), self.said(high)))), gain)
         while 4 * high > 5 * low and high > low + 1:
@@ -115,7 +138,7 @@ class _Race:
     def said(self, rows: int) -> str:
         """How the forms compare, in words."""
         merged, apart = self.time(rows)
-        where = f"{rows} rows" if isinstance(self.rows, Expr) else "its sizes"
+        where = f"{rows} {self.unit}" if isinstance(self.rows, Expr) else "its sizes"
         return f"{merged / apart:.2f} of the parts' emulated time at {where}"
 
     def time(self, rows: int) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from graph_kernel.fusion.axes import ARG, CUMULATIVE, REDUCTIONS, Axes, Tied
 from graph_kernel.fusion.layout import CUBE_SPAN, Layout
 from graph_kernel.ir import Node, Value
+from symbolic import product
 
 
 @dataclass(eq=False)
@@ -89,16 +90,28 @@ def short_rows(producer: Group, consumer: Group) -> bool:
     return whole and no_reduction(producer) and bool(reductions) and not others and all(map(_static_row, reductions))
 
 
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
 def wide_rows(producer: Group, consumer: Group) -> bool:
-    """Whether the consumer reduces rows that the producer's products make, of any fixed length: each is whole in a tile then, which leaves
-    room for few of them."""
-    fixed = all(isinstance(m, int) for n in producer.nodes if n.op == "dot" for m in _columns(n))
+    """Whether the consumer reduces rows that the producer's products make: of any fixed length, so that each is whole in a tile, which
+    leaves room for few of them; or of a symbolic one, in passes that compute the products again. A comparison might then see two
+    values that differ in their last bit where there is one."""
     reductions = [n for n in consumer.nodes if n.op in REDUCTIONS]
     others = has_product(consumer) or consumer.has(ARG) or consumer.has(CUMULATIVE)
     apart = producer.rule is None or not producer.rule.patience
-    return (
-        fixed and apart and products(producer) and bool(reductions) and not others and all(map(_static_row, reductions))
-    )
+    if not (apart and products(producer) and reductions and not others):
+        return False
+    fixed = all(isinstance(m, int) for n in producer.nodes if n.op == "dot" for m in _columns(n))
+    if fixed and all(map(_static_row, reductions)):
+        return True
+    return not (producer.has(COMPARISONS) or consumer.has(COMPARISONS))
+
+
+def row_lengths(group: Group) -> list[Any]:
+    """The lengths of the rows that a group reduces, each once."""
+    lengths = (product([n.inputs[0].shape[a] for a in n.attrs["axes"]]) for n in group.nodes if n.op in REDUCTIONS)
+    return list(dict.fromkeys(lengths))
 
 
 def _columns(dot: Node) -> tuple[Any, ...]:

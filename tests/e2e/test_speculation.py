@@ -275,17 +275,59 @@ def test_choices_inside_of_control_flow(where: str) -> None:
         check(simulate(prog, x, w)[0], np.asarray(fn(x, w)), 2e-5)
 
 
-def test_all_executors_switch_without_a_compile() -> None:
-    """With declared maxima everything is compiled ahead; the reference executor and the interpreter agree on both sides."""
+def test_rows_of_symbolic_length_are_reduced_in_the_product_s_kernel_if_they_fit() -> None:
+    """Their length decides; in the text of the words the fall-back is there as well."""
+    prog = program_of(wide, spec("b, 64"), spec("64, s"))
+    verifier.verify(prog)
+    fits = choices.FITTING
+    (kernel,) = prog.debug["kernels"]
+    assert kernel["apart"]["where"] == f"{fits} < s"
+    for b, s in ((5, 1), (1, fits - 1), (130, fits), (7, fits + 1), (3, 2 * fits + 3), (0, fits), (2, 0)):
+        bound = Binder(prog).bind_symbols(b=b, s=s)
+        assert len(kernels_of(prog.steps, bound.chosen)) == (1 if s <= fits else 2)
+        x, w = random((b, 64)), random((64, s), seed=1)
+        check(simulate(prog, x, w, tile=3 if b == 7 else None)[0], np.asarray(wide(x, w)), 2e-5)
+    other = replace(prog, code=forced(prog, 1))
+    for s in (8, fits):
+        merged, apart = (emulate(p, Binder(p).bind_symbols(b=512, s=s)).us for p in (prog, other))
+        assert merged < apart
+    short, long = (program_of(wide, spec("b, 64"), harness.spec("64, s", s=r)) for r in ((1, fits), (fits + 1, None)))
+    assert not short.choices and len(short.steps) == 1 and not long.choices and len(long.steps) == 2
+
+
+def test_a_comparison_is_not_computed_in_passes() -> None:
+    """What a pass computes again may differ in its last bit: the largest of a row has to be equal to it."""
+
+    def onehot(x, w):
+        y = x @ w
+        return jnp.where(y == jnp.max(y, -1, keepdims=True, initial=-1e9), y, 0)
+
+    assert len(program_of(onehot, spec("b, 64"), harness.spec("64, s", s=(1, None))).steps) == 2
+
+
+def rows() -> tuple[Program, list[tuple[int, int]]]:
     prog = program(most=2 * limit(program()))
     last = limit(prog)
+    return prog, [(b, N) for b in (last, last + 1, 0, 1, last - 1, prog.symbols[0].max or 0)]
+
+
+def lengths() -> tuple[Program, list[tuple[int, int]]]:
+    prog = program_of(wide, spec("b, 64", 0, 40), spec("64, s", 0, 130))
+    return prog, [(b, choices.FITTING + s) for b, s in ((3, 0), (3, 1), (40, -1), (1, 66), (7, -63))]
+
+
+@pytest.mark.parametrize("case", [rows, lengths])
+def test_all_executors_switch_without_a_compile(case) -> None:
+    """With declared maxima everything is compiled ahead; the reference executor and the interpreter agree on both sides."""
+    prog, sizes = case()
+    k = K if case is rows else 64
     machines = {tier: dvm.CompiledProgram(prog, tier=tier) for tier in ("reference", "interpreter", "specialised")}
-    w = random((K, N), seed=1)
-    machines["interpreter"](random((3, K)), w)  # loads the image
+    machines["interpreter"](random((3, k)), random((k, N if case is rows else 9)))  # loads the image
     machines["specialised"].reserve()
     before = dvm.stats().xla_compiles
-    for b in (last, last + 1, 0, 1, last - 1, prog.symbols[0].max or 0):
-        x = random((b, K))
+    assert len({Binder(prog).bind_sizes((b, k, k, n)).chosen for b, n in sizes}) == 2
+    for b, n in sizes:
+        x, w = random((b, k)), random((k, n), seed=1)
         scores = np.exp(x.astype(np.float64) @ w)  # NumPy: JAX would compile for every size
         want = (scores / scores.sum(-1, keepdims=True)).astype(np.float32)
         for machine in machines.values():
