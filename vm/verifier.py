@@ -540,10 +540,12 @@ def _digits(uses: list[tuple[int, int, int, int]], n: int) -> list[tuple[int, in
     have the same digits."""
     out: list[tuple[int, int]] = []
     weight = 1
-    for c, div, mod, _ in sorted(uses, key=lambda use: use[1]):
+    for c, div, mod, _ in sorted(uses, key=lambda use: (use[1], use[2] == 0)):  # i % 1 says nothing, before all of i
         if div != weight or not weight:
             return [(0, 0)]
-        out.append((abs(c), abs(c) * _top(div, mod, n)))
+        top = _top(div, mod, n)
+        if top:  # a digit that is always 0 adds nothing
+            out.append((abs(c), abs(c) * top))
         weight = div * mod
     return out if not weight or weight >= n else [(0, 0)]
 

@@ -31,6 +31,7 @@ from tests.e2e.rounding import OutOfRange, tolerances
 from tests.e2e.tile_machine import Machine
 from vm import serialise
 from vm.program import Program
+from vm.verifier import BoundCheck
 
 SIZES = (1, 2, 3, 4, 5, 8, 13)
 LARGEST = 20_000  # elements of a value: smaller sizes are taken where there would be more
@@ -108,6 +109,7 @@ def check_graph(seed: int, counts: Counts) -> None:
     for family in {f for f, _, _ in map(family_of, (name for name, _, _ in recipe.steps))}:
         counts[f"with {family}"] += 1
     fused, single = map(Machine, programs(recipe))
+    fused.binder.check = BoundCheck(fused.program)
     for trial, (sizes, arrays, want) in enumerate(launches(recipe, seed, 3)):
         counts["launches"] += 1
         counts["launches at 0"] += 0 in sizes.values()
