@@ -26,7 +26,8 @@ from vm.program import INPUT, LANES, PINNED, Program
 
 if TYPE_CHECKING:
     from vm.binder import Binder
-    from vm.runtime import Executable, Segment
+    from vm.runtime import Executable
+    from vm.units import Segment
 
 
 class Interpreter:

@@ -7,12 +7,12 @@ program made XLA copy arenas between kernels: see docs/executor.md.) Host steps 
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -54,6 +54,7 @@ from vm.program import (
     Program,
     WhileStep,
 )
+from vm.units import Segment, Unit, copies_arenas, units
 
 if TYPE_CHECKING:
     from vm.interpreter import Interpreter
@@ -63,28 +64,8 @@ GRACE = 0.25  # seconds that building in the background waits for a first launch
 PATIENCE = 1.0  # seconds that it waits, before each kernel, for a launch under way
 IN_PLACE = 1 << 19  # bytes of an input from which on it is read where it lies
 KNOWN_ARRAYS = 8  # arrays of an input whose views are kept
+APART = object()  # code of a unit whose kernels have code of their own
 SMALL_RESULT = 8  # results of less than this part of their arenas are copied out
-
-
-@dataclass(eq=False)
-class Segment:
-    """A kernel step with what its executable takes. Steps with equal signatures share the executable."""
-
-    step: KernelStep
-    index: int  # among all kernel steps
-    pinned: list[int]  # buffers passed as arguments, in order
-    refs: list[
-        tuple[int | None, str, int | None]
-    ]  # per buffer: number of its arena, dtype, number of its pinned argument
-    arenas: list[Place]  # arenas it uses
-    read: list[int]  # numbers of those that it only loads from
-    written: list[int]  # numbers of those that it stores into: donated
-    kernel: Kernel
-    table: Scalars
-    inputs: list[
-        int
-    ]  # scalars that are the row of an input in its arena: inputs have memory of their own, and begin there
-    code: Any = None
 
 
 class Executable:
@@ -108,7 +89,8 @@ class Executable:
         self._scalars: WeakKeyDictionary[BoundProgram, dict[int, np.ndarray]] = WeakKeyDictionary()
         self._readers: list[Segment] | None = None  # kernels that read inputs of symbolic shape
         self._exact: WeakKeyDictionary[BoundProgram, frozenset[Place]] = WeakKeyDictionary()
-        self.plan = self._segments(self.binder.steps)
+        self._kinds = Counter(self._kind(step) for step in kernel_steps(self.binder.steps))
+        self.plan = self._units(self.binder.steps)
         self.constants: dict[int, Any] = {}
         self.interpreter: Interpreter | None = None
         self._job: Future[None] | None = None  # builds specialised code while the interpreter serves
@@ -157,12 +139,12 @@ class Executable:
 
         def job() -> None:
             self._asked.wait(GRACE)
-            for segment in self._unbuilt(capacity):
+            for unit in self._unbuilt(capacity):
                 if self.lock.acquire(timeout=PATIENCE):
                     self.lock.release()
                 if background.closing():
                     return
-                self._compile(segment, capacity)
+                self._compile(unit, capacity)
             with self.lock:
                 self._adopt({key: max(n, self.capacity.get(key, 0)) for key, n in capacity.items()})
                 self._job = self.interpreter = None
@@ -197,7 +179,7 @@ class Executable:
 
     def _all_cached(self, capacity: dict[Key, int]) -> bool:
         """Whether no kernel needs a compile at these capacities."""
-        return all(cache.has(self._key(segment, capacity)) for segment in self._unbuilt(capacity))
+        return all(cache.has(self._key(unit, capacity)) for unit in self._unbuilt(capacity))
 
     # --- capacity -----------------------------------------------------------------------------------------------------------------
     def reserve(self, symbols: Mapping[str, int]) -> None:
@@ -259,7 +241,7 @@ class Executable:
             total = sum(n * LANES * item for (_, item), n in self.capacity.items())
             if self._adopted:
                 counters.add("arena_growths")
-            known = {self._signature(segment, capacity) for segment in self._all_segments()}
+            known = {self._signature(unit, capacity) for unit in self._all_units()}
             for signature in [k for k in self.code if k not in known]:
                 del self.code[signature]
             self._forget_code(self.plan)
@@ -291,8 +273,34 @@ class Executable:
                 raise OutOfMemory(f"this launch ({_dims(bound)}) needs {total:,} bytes of memory: {error}") from error
 
     # --- segments and their code -------------------------------------------------------------------------------------------------
-    def _segments(self, steps: Sequence[NumberedStep]) -> list[Segment | NumberedStep]:
-        return [self._kernel(s.step, s.index) if isinstance(s.step, KernelStep) else s for s in steps]
+    def _units(self, steps: Sequence[NumberedStep]) -> list[Unit | NumberedStep]:
+        """Steps with kernels as units of code; all kernels of one are of the same alternative."""
+
+        def alternative(s: NumberedStep) -> tuple[int | None, int] | None:
+            return (s.step.choice, s.step.alternative) if isinstance(s.step, KernelStep) else None
+
+        out: list[Unit | NumberedStep] = []
+        for of, group in itertools.groupby(steps, alternative):
+            if of is None:
+                out += group
+                continue
+            segments = [self._kernel(s.step, s.index) for s in group if isinstance(s.step, KernelStep)]
+            out += units(segments, [self._kind(s.step) for s in segments], self._kinds)
+        return out
+
+    def _kind(self, step: KernelStep) -> tuple[Any, ...]:
+        """Equal for steps with equal code, whatever the sizes of arenas."""
+        arenas: dict[Place, int] = {}
+        pinned: dict[tuple[str, int], int] = {}
+        kinds: list[Any] = []
+        for b in step.buffers:
+            if self.program.buffers[b].space == PINNED:
+                number = pinned.setdefault(self._source(b), len(pinned))
+                kinds.append((number, self._fixed_shape(b), self.program.buffers[b].dtype))
+            else:
+                place = self._place(b)
+                kinds.append((place[1], arenas.setdefault(place, len(arenas)), self.program.buffers[b].dtype))
+        return (step.template, tuple(kinds))
 
     def _fixed_shape(self, b: int) -> tuple[int, ...]:
         """The shape of a pinned array as it is passed (an alias passes its source's array)."""
@@ -323,13 +331,12 @@ class Executable:
             self.kernels[step.template] = (decoded, Scalars(decoded))
         kernel, table = self.kernels[step.template]
         written = sorted({n for k in stored_buffers(kernel) if (n := refs[k][0]) is not None})
-        read = [n for n in arenas.values() if n not in written]
         own = [
             slot
             for operand, slot in table.slots.items()
             if isinstance(operand, Address) and self.program.buffers[step.buffers[operand.buffer]].space == INPUT
         ]
-        return Segment(step, index, first, refs, list(arenas), read, written, kernel, table, own)
+        return Segment(step, index, first, refs, list(arenas), written, kernel, table, own)
 
     def _place(self, b: int) -> Place:
         """The arena of a buffer."""
@@ -337,27 +344,29 @@ class Executable:
         key = (buffer.space, item_size(buffer.dtype))
         return key if buffer.space != INPUT or buffer.input is None else (*key, buffer.input)
 
-    def _signature(self, segment: Segment, capacity: Mapping[Key, int] | None = None) -> tuple[Any, ...]:
-        """What the code of a step depends on: template, kinds of buffers, sizes of arenas. Not which arenas or weights they are, so that
+    def _signature(self, unit: Unit, capacity: Mapping[Key, int] | None = None) -> tuple[Any, ...]:
+        """What the code of a unit depends on: templates, kinds of buffers, sizes of arenas. Not which arenas or weights they are, so that
         equal layers share code."""
-        shapes = tuple((self._fixed_shape(b), self.program.buffers[b].dtype) for b in segment.pinned)
         capacity = self.capacity if capacity is None else capacity
-        sizes = tuple((place[1], capacity[place[0], place[1]]) for place in segment.arenas)
-        return (segment.step.template, tuple(segment.refs), shapes, sizes)
+        shapes = tuple((self._fixed_shape(b), self.program.buffers[b].dtype) for b in unit.pinned)
+        sizes = tuple((place[1], capacity[place[0], place[1]]) for place in unit.places)
+        kernels = tuple((part.step.template, tuple(part.refs)) for part in unit.parts)
+        return (kernels, repr(unit.local), shapes, sizes)
 
     def _source(self, b: int) -> tuple[str, int]:
         buffer = self.program.buffers[b]
         return ("constant", buffer.constant) if buffer.constant is not None else ("input", buffer.input or 0)
 
-    def _key(self, segment: Segment, capacity: Mapping[Key, int]) -> str:
-        """The name of a step's code in the cache."""
-        template = self.program.templates[segment.step.template]
-        rest = repr((template.patches, template.relocs, self._signature(segment, capacity)[1:])).encode()
-        return cache.key_of(template.words.tobytes(), rest)
+    def _key(self, unit: Unit, capacity: Mapping[Key, int]) -> str:
+        """The name of a unit's code in the cache."""
+        kernels, *rest = self._signature(unit, capacity)
+        templates = [self.program.templates[number] for number, _ in kernels]
+        kinds = [(t.patches, t.relocs, refs) for t, (_, refs) in zip(templates, kernels, strict=True)]
+        return cache.key_of(*[t.words.tobytes() for t in templates], repr((kinds, rest)).encode())
 
-    def _compile(self, segment: Segment, capacity: Mapping[Key, int] | None = None) -> Any:
+    def _compile(self, unit: Unit, capacity: Mapping[Key, int] | None = None) -> Any:
         capacity = self.capacity if capacity is None else capacity
-        signature = self._signature(segment, capacity)
+        signature = self._signature(unit, capacity)
         found = self.code.get(signature)
         if found is not None:
             return found
@@ -366,29 +375,42 @@ class Executable:
         from vm import specialised
 
         program = self.program
-        refs = [specialised.BufferRef(arena, dtype_of(dtype), place) for arena, dtype, place in segment.refs]
 
         def run(scalars: Any, pinned: list[Any], read: list[Any], written: list[Any]) -> list[Any]:
-            arenas = dict(zip(segment.read, read, strict=True)) | dict(zip(segment.written, written, strict=True))
-            arenas = specialised.trace(segment.kernel, segment.table, scalars, refs, pinned, arenas)
-            return [arenas[k] for k in segment.written]
+            arenas = dict(zip(unit.read, read, strict=True)) | dict(zip(unit.written, written, strict=True))
+            first, left = 0, list(pinned)
+            for part, numbers in zip(unit.parts, unit.local, strict=True):
+                refs = [specialised.BufferRef(arena, dtype_of(dtype), place) for arena, dtype, place in part.refs]
+                own = {k: arenas[n] for k, n in enumerate(numbers)}
+                own = specialised.trace(part.kernel, part.table, scalars, first, refs, left[: len(part.pinned)], own)
+                arenas.update((n, own[k]) for k, n in enumerate(numbers))
+                first, left = first + part.table.size, left[len(part.pinned) :]
+            return [arenas[n] for n in unit.written]
 
         def build() -> Any:
             with jax.enable_x64(True):
                 struct = jax.ShapeDtypeStruct
-                scalars = struct((segment.table.size,), np.int64)
-                pinned = [struct(self._fixed_shape(b), dtype_of(program.buffers[b].dtype)) for b in segment.pinned]
+                scalars = struct((sum(part.table.size for part in unit.parts),), np.int64)
+                pinned = [struct(self._fixed_shape(b), dtype_of(program.buffers[b].dtype)) for b in unit.pinned]
                 read, written = (
-                    [self._arena_struct(segment.arenas[n], capacity) for n in numbers]
-                    for numbers in (segment.read, segment.written)
+                    [self._arena_struct(unit.places[n], capacity) for n in numbers]
+                    for numbers in (unit.read, unit.written)
                 )
                 counters.add("specialised_compiles")
                 lowered = jax.jit(run, donate_argnums=(3,)).lower(scalars, pinned, read, written)
-                return lowered.compile(specialised.XLA_OPTIONS)
+                code = lowered.compile(specialised.XLA_OPTIONS)
+                if len(unit.parts) > 1 and copies_arenas(code.as_text() or "", (a.shape[0] // LANES for a in written)):
+                    raise _Copied
+                return code
 
-        key = self._key(segment, capacity)
-        written = [0] * len(segment.written)
-        code = cache.get(key, (0, [0] * len(segment.pinned), [0] * len(segment.read), written), written, build)
+        written = [0] * len(unit.written)
+        arguments = (0, [0] * len(unit.pinned), [0] * len(unit.read), written)
+        try:
+            code = cache.get(self._key(unit, capacity), arguments, written, build)
+        except _Copied:
+            for single in unit.singles():
+                self._compile(single, capacity)
+            code = APART
         self.code[signature] = code
         return code
 
@@ -400,10 +422,10 @@ class Executable:
 
         return jax.ShapeDtypeStruct(((capacity[place[0], place[1]] + SLACK_ROWS) * LANES,), ARENA_DTYPES[place[1]])
 
-    def _all_segments(self) -> Iterator[Segment]:
-        def visit(items: Sequence[Segment | NumberedStep]) -> Iterator[Segment]:
+    def _all_units(self) -> Iterator[Unit]:
+        def visit(items: Sequence[Unit | NumberedStep]) -> Iterator[Unit]:
             for item in items:
-                if isinstance(item, Segment):
+                if isinstance(item, Unit):
                     yield item
                 else:
                     for block in self._blocks(item):
@@ -411,37 +433,37 @@ class Executable:
 
         return visit(self.plan)
 
-    def _unbuilt(self, capacity: Mapping[Key, int], skipped: frozenset[int] = frozenset()) -> list[Segment]:
-        """One step for every piece of code that is missing at these capacities; not those of ``skipped`` kernels."""
-        todo: dict[tuple[Any, ...], Segment] = {}
-        for segment in self._all_segments():
-            if segment.index in skipped:
+    def _unbuilt(self, capacity: Mapping[Key, int], skipped: frozenset[int] = frozenset()) -> list[Unit]:
+        """One unit for every piece of code that is missing at these capacities; not those of ``skipped`` kernels."""
+        todo: dict[tuple[Any, ...], Unit] = {}
+        for unit in self._all_units():
+            if unit.parts[0].index in skipped:
                 continue
-            signature = self._signature(segment, capacity)
+            signature = self._signature(unit, capacity)
             if signature not in self.code:
-                todo.setdefault(signature, segment)
+                todo.setdefault(signature, unit)
         return list(todo.values())
 
     def _compile_all(self, skipped: frozenset[int] = frozenset()) -> None:
-        """Builds the code of every kernel that has none, ``skipped`` ones aside, on as many threads as there are cores: XLA compiles one
-        kernel on one."""
+        """Builds the code of every unit that has none, those of ``skipped`` kernels aside, on as many threads as there are cores: XLA's
+        passes over one run on one."""
         todo = self._unbuilt(self.capacity, skipped)
         if len(todo) < 2:
-            for segment in todo:
-                self._compile(segment)
+            for unit in todo:
+                self._compile(unit)
             return
         with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as threads:
             list(threads.map(self._compile, todo))
 
-    def _blocks(self, step: NumberedStep) -> list[list[Segment | NumberedStep]]:
+    def _blocks(self, step: NumberedStep) -> list[list[Unit | NumberedStep]]:
         cache = self.__dict__.setdefault("_block_plans", {})
         if step not in cache:
-            cache[step] = [self._segments(block) for block in step.blocks]
+            cache[step] = [self._units(block) for block in step.blocks]
         return cache[step]
 
-    def _forget_code(self, items: Sequence[Segment | NumberedStep]) -> None:
+    def _forget_code(self, items: Sequence[Unit | NumberedStep]) -> None:
         for item in items:
-            if isinstance(item, Segment):
+            if isinstance(item, Unit):
                 item.code = None
             else:
                 for block in self._blocks(item):
@@ -490,7 +512,10 @@ class Executable:
             readers = self._readers
             if readers is None:
                 readers = self._readers = [
-                    s for s in self._all_segments() if any(place[0] == INPUT for place in s.arenas)
+                    part
+                    for unit in self._all_units()
+                    for part in unit.parts
+                    if any(place[0] == INPUT for place in part.arenas)
                 ]
             places = {place for segment in readers for place in segment.arenas if place[0] == INPUT}
             for segment in readers:
@@ -526,6 +551,19 @@ class Executable:
         return found
 
 
+class _Copied(Exception):
+    """XLA copies whole arenas between the kernels of a unit."""
+
+
+def kernel_steps(steps: Sequence[NumberedStep]) -> Iterator[KernelStep]:
+    """All kernel steps, those inside of control flow too."""
+    for s in steps:
+        if isinstance(s.step, KernelStep):
+            yield s.step
+        for block in s.blocks:
+            yield from kernel_steps(block)
+
+
 class StepWalk:
     """One launch's way through the steps. Executors say how a kernel runs and how the host sees a buffer."""
 
@@ -547,11 +585,16 @@ class StepWalk:
         """Overwrites a buffer."""
         raise NotImplementedError
 
-    def steps(self, items: Sequence[Segment | NumberedStep]) -> None:
+    def unit(self, unit: Unit) -> None:
+        """Runs kernels that follow each other."""
+        for segment in unit.parts:
+            self.segment(segment)
+
+    def steps(self, items: Sequence[Unit | NumberedStep]) -> None:
         for item in items:
-            if isinstance(item, Segment):
-                if item.index not in self.bound.skipped:
-                    self.segment(item)
+            if isinstance(item, Unit):
+                if item.parts[0].index not in self.bound.skipped:
+                    self.unit(item)
                 continue
             step = item.step
             if isinstance(step, HostStep):
@@ -643,25 +686,33 @@ class _Launch(StepWalk):
             if source.size:
                 copy_into(staging.bytes[: source.nbytes].view(source.dtype), source)
 
-    def segment(self, segment: Segment) -> None:
+    def unit(self, unit: Unit) -> None:
         owner = self.owner
-        code = segment.code
+        code = unit.code
         if code is None:
-            if owner._signature(segment) not in owner.code:
+            if owner._signature(unit) not in owner.code:
                 owner._compile_all(self.bound.skipped)
-            code = segment.code = owner._compile(segment)
-        scalars = self.scalars.get(segment.index)
+            code = unit.code = owner._compile(unit)
+        if code is APART:
+            for single in unit.singles():
+                self.unit(single)
+            return
+        index = unit.parts[0].index
+        scalars = self.scalars.get(index)
         if scalars is None:
-            scalars = segment.table.fill(self.bound.kernel_words(segment.index))
-            scalars[segment.inputs] = 0
-            self.scalars[segment.index] = scalars
-        pinned = [self.pinned(b) for b in segment.pinned]
-        arenas, keys = self.arenas, segment.arenas
+            scalars = self.scalars[index] = np.concatenate([self._scalars(part) for part in unit.parts])
+        pinned = [self.pinned(b) for b in unit.pinned]
+        arenas, places = self.arenas, unit.places
         results = code(
-            scalars, pinned, [arenas[keys[n]] for n in segment.read], [arenas[keys[n]] for n in segment.written]
+            scalars, pinned, [arenas[places[n]] for n in unit.read], [arenas[places[n]] for n in unit.written]
         )
-        for n, arena in zip(segment.written, results, strict=True):
-            arenas[keys[n]] = arena
+        for n, arena in zip(unit.written, results, strict=True):
+            arenas[places[n]] = arena
+
+    def _scalars(self, part: Segment) -> np.ndarray:
+        out = part.table.fill(self.bound.kernel_words(part.index))
+        out[part.inputs] = 0
+        return out
 
     def pinned(self, b: int) -> Any:
         buffer = self.program.buffers[b]

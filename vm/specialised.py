@@ -67,8 +67,11 @@ class BufferRef:
 class Tracer:
     """Traces one decoded kernel for one step."""
 
-    def __init__(self, kernel: Kernel, table: Scalars, scalars: Array, buffers: list[BufferRef], pinned: list[Array]):
-        self.kernel, self.table, self.scalars, self.buffers, self.pinned = kernel, table, scalars, buffers, pinned
+    def __init__(
+        self, kernel: Kernel, table: Scalars, scalars: Array, first: int, buffers: list[BufferRef], pinned: list[Array]
+    ):
+        self.kernel, self.table, self.buffers, self.pinned = kernel, table, buffers, pinned
+        self.scalars, self.first = scalars, first
         self.ns = semantics.JaxNamespace()
         self.axes: dict[int, Axis] = {}
         self.local: dict[tuple[isa.Space, int], tuple[Array, Tile]] = {}
@@ -80,7 +83,8 @@ class Tracer:
 
     def slot(self, number: int) -> Array:
         """One number of the vector of scalars, int64."""
-        return lax.squeeze(lax.slice(self.scalars, (number,), (number + 1,)), (0,))
+        at = self.first + number
+        return lax.squeeze(lax.slice(self.scalars, (at,), (at + 1,)), (0,))
 
     def sizes(self, tile: Tile) -> list[int]:
         return [size if axis == isa.NO_AXIS else self.axes[axis].size for size, axis in tile.dims]
@@ -552,11 +556,18 @@ def to_arena(x: Array) -> Array:
 
 
 def trace(
-    kernel: Kernel, table: Scalars, scalars: Array, buffers: list[BufferRef], pinned: list[Array], arenas: Arenas
+    kernel: Kernel,
+    table: Scalars,
+    scalars: Array,
+    first: int,
+    buffers: list[BufferRef],
+    pinned: list[Array],
+    arenas: Arenas,
 ) -> Arenas:
-    """Runs one kernel symbolically: the arenas after it. ``scalars`` is what ``table.fill`` makes of the step's bound words."""
+    """Runs one kernel symbolically: the arenas after it. ``scalars``, from number ``first`` on, is what ``table.fill`` makes of the
+    step's bound words."""
     out = dict(arenas)
-    tracer = Tracer(kernel, table, scalars, buffers, pinned)
+    tracer = Tracer(kernel, table, scalars, first, buffers, pinned)
     for key in tracer.lane_arenas():
         out[key] = out[key].reshape(-1, LANES)
     tracer.block(kernel.body, out)
