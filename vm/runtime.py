@@ -1,8 +1,8 @@
 """Launching a program: sizes are bound, inputs staged, steps run, results handed out as views.
 
-Every kernel step runs one XLA executable; steps with equal templates share it, so compile time does not grow with depth. An executable
-takes the arenas it loads from as they are and those it stores into donated, so that nothing is copied. (One executable for a whole
-program made XLA copy arenas between kernels: see docs/executor.md.) Host steps and control flow run between kernels.
+Kernels that follow each other run in units of one XLA executable; units with equal kernels share it, so compile time does not grow with
+depth. An executable takes the arenas it only loads from as they are and those it stores into donated, so that nothing is copied. Host
+steps and control flow run between units.
 """
 
 from __future__ import annotations
