@@ -7,6 +7,7 @@ way round.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -340,9 +341,11 @@ def test_without_a_maximum_only_the_form_that_runs_is_compiled(monkeypatch: pyte
     prog = program(prologue, k=896, n=2048)
     last = limit(prog)
     built: list[str] = []
-    monkeypatch.setattr(
-        runtime.Executable, "_compile", lambda self, segment, capacity=None: built.append(segment.step.name)
-    )
+
+    def compile_unit(_: Any, unit: Any, capacity: Any = None) -> None:
+        built.extend(part.step.name for part in unit.parts)
+
+    monkeypatch.setattr(runtime.Executable, "_compile", compile_unit)
     machine = runtime.Executable(prog, "specialised")
     machine._grow(dict.fromkeys(prog.arena_rows, 1 << 16))
     for b in (1, last + 1):
