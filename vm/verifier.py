@@ -6,6 +6,8 @@ instruction means. ``BoundCheck`` looks at one binding: loops, and with interval
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 
 from vm import isa, stacking, verifier_adds, verifier_choices, verifier_order, verifier_types
@@ -15,7 +17,7 @@ from vm.decode import Address, Kernel, Loop, Op, decode, operations, stored_buff
 from vm.disassembler import kernel_steps
 from vm.dtypes import dtype_of, item_size
 from vm.errors import DvmError, Hazard, ProgramError
-from vm.program import WRITABLE, KernelStep, Program, Template
+from vm.program import WRITABLE, ForStep, HostStep, KernelStep, Program, Step, Template, inner_blocks
 from vm.program.stages import run_together, stages
 
 ALIGNMENT = isa.LOCAL_BLOCK  # bytes, of tiles in local memory
@@ -272,6 +274,7 @@ class BoundCheck:
             extents: dict[int, int] = {}
             self._walk(kernel, kernel.body, base, number, step.buffers, extents, (), {})
             base += len(program.templates[step.template].words)
+        self.repeated = list(_repeated(program.steps))
         self.side_by_side = _side_by_side(program, kernels)
         self.added = _added(steps, program, kernels)
         self._freeze()
@@ -343,14 +346,15 @@ class BoundCheck:
     def __call__(self, bound: BoundProgram) -> None:
         """Raises ``ProgramError`` if a loop's numbers disagree, if loops take too many steps, or if an access may leave its buffer."""
         words = bound.words
+        resting = bound.unbound.union(*(kernels for count, kernels in self.repeated if bound.regs[count] <= 0))
         if len(self.loops):
-            self._check_loops(words, bound.unbound)
+            self._check_loops(words, resting)
         if len(self.accesses):
-            bad = self._outside(words, bound)
+            bad = self._outside(words, bound, resting)
             for i in bad.tolist():
                 self._exact(i, bound)
             for i in self.stores:
-                if int(self._kernel[i]) not in bound.unbound:
+                if int(self._kernel[i]) not in resting:
                     self._once(i, words)
 
         self._check_stages(bound)
@@ -394,8 +398,8 @@ class BoundCheck:
         found = (words[np.maximum(loop, 0) + 2] & np.uint64((1 << 40) - 1)).astype(np.float64)
         return np.where(loop >= 0, found, fixed)
 
-    def _outside(self, words: np.ndarray, bound: BoundProgram) -> np.ndarray:
-        """The accesses that may leave their buffers. Floats: what wraps must not look small."""
+    def _outside(self, words: np.ndarray, bound: BoundProgram, resting: frozenset[int]) -> np.ndarray:
+        """The accesses that may leave their buffers, those of ``resting`` kernels aside. Floats: what wraps must not look small."""
         word = np.maximum(self._word, 0)
         real = self._word >= 0
         signed = words.view(np.int64)
@@ -424,8 +428,8 @@ class BoundCheck:
         np.logical_or.at(nothing, self._size_access, sizes == 0)
         elements = np.array([bound.regs[r] for r in self._elements.tolist()], np.float64)
         bad = ((least < 0) | (most >= elements)) & ~nothing
-        if bound.unbound:  # they do not run, or are checked when their sizes are known
-            bad &= ~np.isin(self._kernel, list(bound.unbound))
+        if resting:  # they do not run, or are checked when their sizes are known
+            bad &= ~np.isin(self._kernel, list(resting))
         return np.flatnonzero(bad)
 
     def _once(self, i: int, words: np.ndarray) -> None:
@@ -496,6 +500,18 @@ class BoundCheck:
             raise ProgramError(
                 f"kernel {self._kernel[i]}, word {self._at[i]}: accesses elements {least} to {most} of a buffer of {elements}"
             )
+
+
+def _repeated(steps: Iterable[Step], first: int = 0) -> Iterator[tuple[int, frozenset[int]]]:
+    """For every counted loop the register of its count, and its kernels, which rest where that is 0. ``first`` is the first kernel."""
+    for step in steps:
+        end = first + len(list(kernel_steps([step])))
+        if isinstance(step, ForStep):
+            yield step.count, frozenset(range(first, end))
+        for block in () if isinstance(step, KernelStep | HostStep) else inner_blocks(step):
+            yield from _repeated(block, first)
+            first += len(list(kernel_steps(block)))
+        first = end
 
 
 def _added(steps: list[KernelStep], program: Program, kernels: dict[int, Kernel]) -> list[tuple[int, int, int]]:

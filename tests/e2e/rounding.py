@@ -93,7 +93,10 @@ def tolerances(
         for i, (got, exact) in enumerate(zip(made, want, strict=True)):
             away = np.abs(_plain(np.asarray(got)) - np.asarray(exact))
             spreads[i] = max(spreads[i], away[np.isfinite(away)].max(initial=0.0))
-    return [
-        EXECUTORS * np.abs(x[np.isfinite(x)]).max(initial=0.0) + SPREADS * spread + 1e-30
-        for x, spread in zip(map(np.asarray, want), spreads, strict=True)
-    ]
+    limits = []
+    for x, spread in zip(map(np.asarray, want), spreads, strict=True):
+        largest = np.abs(x[np.isfinite(x)]).max(initial=0.0)
+        # Of a result without a correct digit, such as the variance of equal numbers, errors may enter squared.
+        times = SPREADS if largest > spread else SPREADS**2
+        limits.append(EXECUTORS * largest + times * spread + 1e-30)
+    return limits

@@ -52,6 +52,11 @@ FOUND: dict[str, tuple[Callable[..., Any], list[str], list[list[tuple[int, ...]]
         ["b, 4, b", "a"],
         [[(1, 4, 1), (17,)], [(3, 4, 3), (5,)]],
     ),
+    "a loop over no rows": (
+        lambda x: lax.scan(lambda c, row: (jnp.tanh(c) + row, c * row), jnp.zeros(x.shape[1:], x.dtype), x),
+        ["a, 3"],
+        [[(0, 3)], [(4, 3)]],
+    ),
     "a kernel that reaches back": (a_kernel_reaches_back, ["a, 8", ""], [[(3, 8), ()], [(1, 8), ()]]),
 }
 
