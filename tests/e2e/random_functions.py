@@ -138,7 +138,14 @@ def _matmul(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> t
         return "x@x.T", lambda xp, x: x @ xp.swapaxes(x, -1, -2) * 0.125, (i,)
     if form == "outer":
         return "outer", lambda xp, x, y: xp.einsum("...i,...j->...ij", x, y), (i, j)
-    return "dot_last", lambda xp, x, y: xp.einsum("...i,...i->...", xp.tanh(x), y), (i, j)
+    return "dot_last", lambda xp, x, y: _dot_last(xp, xp.tanh(x), y), (i, j)
+
+
+def _dot_last(xp: Any, x: Any, y: Any) -> Any:
+    """As ``jax.numpy`` does it: an operand of size 1 is multiplied with the other one's sum, which over nothing differs if it is NaN."""
+    if xp is np and x.shape[-1] != y.shape[-1]:
+        return np.sum(x, -1) * np.sum(y, -1)
+    return xp.einsum("...i,...i->...", x, y)
 
 
 def _view(rng: random.Random, values: list[Any], pick: Callable[[], int]) -> tuple[str, Operation, tuple[int, ...]]:
