@@ -416,7 +416,7 @@ class BoundCheck:
         start, stride, hi = (np.where(known, signed[last + k], 0).astype(np.float64) for k in (3, 4, 5))
         low = np.add.reduceat(low, self._group) + start
         high = np.add.reduceat(high, self._group) + start
-        empty = self._bounded & ((high < 0) | (low >= hi))
+        empty = self._bounded & ((high < 0) | (low >= hi) | (hi <= 0))
         limit = np.maximum(hi - 1, 0)
         low = np.where(self._clips, np.clip(low, 0, limit), low) * stride
         high = np.where(self._clips, np.clip(high, 0, limit), high) * stride

@@ -57,6 +57,7 @@ FOUND: dict[str, tuple[Callable[..., Any], list[str], list[list[tuple[int, ...]]
         ["a, 3"],
         [[(0, 3)], [(4, 3)]],
     ),
+    "padding of nothing": (lambda x: jnp.pad(x, ((0, 0), (1, 1))), ["8, b"], [[(8, 0)], [(8, 3)]]),
     "a kernel that reaches back": (a_kernel_reaches_back, ["a, 8", ""], [[(3, 8), ()], [(1, 8), ()]]),
 }
 
