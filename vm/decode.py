@@ -106,6 +106,11 @@ class Kernel:
     body: list[Op | Loop]
     mix: bool
 
+    @property
+    def in_16_bits(self) -> bool:
+        """Whether it works on 16-bit elements."""
+        return any(tile.dtype.itemsize == 2 for tile in self.tiles.values())
+
 
 class _Holes:
     def __init__(self, patches: Sequence[Patch], relocs: Sequence[Reloc]):

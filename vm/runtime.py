@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from vm import background, cache, counters, host
+from vm import background, cache, counters, hlo, host
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
 from vm.decode import Address, Kernel, decode, stored_buffers, unordered
@@ -54,7 +54,7 @@ from vm.program import (
     Program,
     WhileStep,
 )
-from vm.units import Segment, Unit, copies_arenas, units
+from vm.units import Segment, Unit, units
 
 if TYPE_CHECKING:
     from vm.interpreter import Interpreter
@@ -376,13 +376,15 @@ class Executable:
 
         program = self.program
 
-        def run(scalars: Any, pinned: list[Any], read: list[Any], written: list[Any]) -> list[Any]:
+        def run(scalars: Any, pinned: list[Any], read: list[Any], written: list[Any], wide: bool) -> list[Any]:
             arenas = dict(zip(unit.read, read, strict=True)) | dict(zip(unit.written, written, strict=True))
             first, left = 0, list(pinned)
             for part, numbers in zip(unit.parts, unit.local, strict=True):
                 refs = [specialised.BufferRef(arena, dtype_of(dtype), place) for arena, dtype, place in part.refs]
                 own = {k: arenas[n] for k, n in enumerate(numbers)}
-                own = specialised.trace(part.kernel, part.table, scalars, first, refs, left[: len(part.pinned)], own)
+                own = specialised.trace(
+                    part.kernel, part.table, scalars, first, refs, left[: len(part.pinned)], own, wide
+                )
                 arenas.update((n, own[k]) for k, n in enumerate(numbers))
                 first, left = first + part.table.size, left[len(part.pinned) :]
             return [arenas[n] for n in unit.written]
@@ -397,9 +399,13 @@ class Executable:
                     for numbers in (unit.read, unit.written)
                 )
                 counters.add("specialised_compiles")
-                lowered = jax.jit(run, donate_argnums=(3,)).lower(scalars, pinned, read, written)
-                code = lowered.compile(specialised.XLA_OPTIONS)
-                if len(unit.parts) > 1 and copies_arenas(code.as_text() or "", (a.shape[0] // LANES for a in written)):
+                lower = jax.jit(run, donate_argnums=(3,), static_argnums=(4,)).lower
+                code = lower(scalars, pinned, read, written, False).compile(specialised.XLA_OPTIONS)
+                if any(part.kernel.in_16_bits for part in unit.parts) and hlo.narrow_products(code.as_text() or ""):
+                    code = lower(scalars, pinned, read, written, True).compile(specialised.XLA_OPTIONS)
+                if len(unit.parts) > 1 and hlo.copies_arenas(
+                    code.as_text() or "", (a.shape[0] // LANES for a in written)
+                ):
                     raise _Copied
                 return code
 

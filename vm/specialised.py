@@ -68,10 +68,17 @@ class Tracer:
     """Traces one decoded kernel for one step."""
 
     def __init__(
-        self, kernel: Kernel, table: Scalars, scalars: Array, first: int, buffers: list[BufferRef], pinned: list[Array]
+        self,
+        kernel: Kernel,
+        table: Scalars,
+        scalars: Array,
+        first: int,
+        buffers: list[BufferRef],
+        pinned: list[Array],
+        wide: bool = False,
     ):
         self.kernel, self.table, self.buffers, self.pinned = kernel, table, buffers, pinned
-        self.scalars, self.first = scalars, first
+        self.scalars, self.first, self.wide = scalars, first, wide
         self.ns = semantics.JaxNamespace()
         self.axes: dict[int, Axis] = {}
         self.local: dict[tuple[isa.Space, int], tuple[Array, Tile]] = {}
@@ -249,6 +256,8 @@ class Tracer:
             value = self.read(tile.id)
             ok = self.mask(tile, [d for d, r in enumerate(role) if r == isa.DOT_CONTRACT])
             values.append(value if ok is None else jnp.where(ok, value, jnp.zeros((), value.dtype)))
+        if self.wide:
+            values = [v.astype(np.float32) if v.dtype.itemsize == 2 else v for v in values]
         x_role, y_role = roles
         contract, batch = (
             (tuple(d for d, r in enumerate(x_role) if r == kind), tuple(d for d, r in enumerate(y_role) if r == kind))
@@ -563,11 +572,12 @@ def trace(
     buffers: list[BufferRef],
     pinned: list[Array],
     arenas: Arenas,
+    wide: bool = False,
 ) -> Arenas:
     """Runs one kernel symbolically: the arenas after it. ``scalars``, from number ``first`` on, is what ``table.fill`` makes of the
-    step's bound words."""
+    step's bound words. ``wide`` widens 16-bit factors of products before the product (``vm.hlo.narrow_products`` says why)."""
     out = dict(arenas)
-    tracer = Tracer(kernel, table, scalars, first, buffers, pinned)
+    tracer = Tracer(kernel, table, scalars, first, buffers, pinned, wide)
     for key in tracer.lane_arenas():
         out[key] = out[key].reshape(-1, LANES)
     tracer.block(kernel.body, out)

@@ -6,7 +6,6 @@ layers of a model are equal units.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from vm.decode import Kernel
 from vm.geometry import Scalars
 from vm.memory import Place
-from vm.program import LANES, KernelStep
+from vm.program import KernelStep
 
 MOST = 6  # kernels of a unit: a process that exits waits for the unit that is being compiled
 LONGEST_PERIOD = 24  # kernels of a layer
@@ -117,12 +116,3 @@ def _joined(free: Iterable[bool]) -> list[int]:
             out.append(1)
         open_unit = joins
     return out
-
-
-def copies_arenas(hlo: str, rows: Iterable[int]) -> bool:
-    """Whether optimised code copies a whole arena of so many lane rows, as XLA does where it cannot tell that an old value is dead."""
-    sizes = set(rows)
-    for elements, lanes in re.findall(r"= \w+\[(\d+)(,\d+)?\]\S* copy\(", hlo):
-        if (int(elements) if lanes == f",{LANES}" else int(elements) // LANES) in sizes:
-            return True
-    return False

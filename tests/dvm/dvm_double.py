@@ -52,9 +52,7 @@ class Double:
     launches: int = 0
 
 
-def trace(
-    double: Double, fn: Any, args: Any, kwargs: Any, dims: Any, name: str, said: Any = None
-) -> SimpleNamespace:
+def trace(double: Double, fn: Any, args: Any, kwargs: Any, dims: Any, name: str, said: Any = None) -> SimpleNamespace:
     double.traces += 1
     avals, tree = jax.tree_util.tree_flatten((args, kwargs))
     shapes = iter(_with_minima([a.shape for a in avals], dims))

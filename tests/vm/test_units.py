@@ -12,7 +12,8 @@ import pytest
 
 import dvm
 from vm import runtime
-from vm.units import MOST, copies_arenas, lengths
+from vm.hlo import copies_arenas, narrow_products
+from vm.units import MOST, lengths
 
 
 @pytest.mark.parametrize(
@@ -92,9 +93,27 @@ def test_kernels_share_an_executable() -> None:
 
 
 def test_a_unit_whose_arenas_would_be_copied_is_compiled_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "copies_arenas", lambda hlo, rows: True)
+    monkeypatch.setattr(runtime.hlo, "copies_arenas", lambda hlo, rows: True)
     program, weights, built = compiled(1, 28)
     (unit,) = program.executable._all_units()
     assert len(unit.parts) == 2 and built == 3
     check(program, weights, 28)
     assert unit.code is runtime.APART
+
+
+HLO = """%fused (p: bf16[8,4]) -> f32[8,4] {
+  %p = bf16[8,4]{1,0} parameter(0)
+  ROOT %d = f32[8,4]{1,0} dot(%p, %p), lhs_contracting_dims={1}
+}
+
+ENTRY %main (a: bf16[8,4]) -> f32[8,4] {
+  %a = bf16[8,4]{1,0} parameter(0)
+  %w = f32[8,4]{1,0} convert(%a)
+  %f = f32[8,4]{1,0} fusion(%a), kind=kCustom, calls=%fused
+  ROOT %e = f32[8,4]{1,0} dot(%w, %f), lhs_contracting_dims={1}
+}
+"""
+
+
+def test_products_of_16_bits_that_xla_leaves_over_are_found():
+    assert not narrow_products(HLO) and narrow_products(HLO.replace("dot(%w, %f)", "dot(%a, %f)"))
