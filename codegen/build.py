@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from codegen import host_schedule, local_memory, order, precision, stacking, sync
 from codegen.assemble import Assembled, assemble
-from codegen.choices import Decision, Speculation, rows_of
+from codegen.choices import Clock, Decision, Speculation, rows_of
 from codegen.lower import Lowering, Places
 from codegen.memory_plan import MemoryPlan
 from codegen.precision import Body
@@ -63,10 +63,10 @@ class ProgramBuilder:
         fused: bool = True,
         siblings: fusion.Siblings | None = None,
         stacked: bool = True,
-        speculative: bool = True,
+        clock: Callable[[Chip], Clock] | None = None,
     ) -> None:
         self.graph, self.scope, self.chip, self.fused, self.siblings = graph, graph.scope, chip, fused, siblings
-        self.stacked, self.speculative = stacked, speculative
+        self.stacked, self.speculative = stacked, clock is not None
         dims = [(v.name, axis, d) for v in graph.inputs for axis, d in enumerate(v.shape)]
         self.solution = solve(self.scope, dims)
         self.symbols = [name for name, _ in self.solution.steps]
@@ -86,7 +86,7 @@ class ProgramBuilder:
         self.known = fusion.Known()
         self.finished: dict[Hashable, Finished] = {}  # code of kernels by structure
         self.kernels: list[dict[str, Any]] = []
-        self.speculation = Speculation(self.scope, chip, self.symbols)
+        self.speculation = None if clock is None else Speculation(self.scope, chip, self.symbols, clock(chip))
         self.choices: dict[Reg, int] = {}  # by the register that says which form runs
         self.decided: list[dict[str, Any]] = []
         self.cuts: list[dict[str, str]] = []
@@ -239,6 +239,8 @@ class ProgramBuilder:
     def _decisions(self, graph: Graph, plan: Plan) -> dict[Group, Decision]:
         """Where the parts of speculative merges are run instead. A program of few kernels, such as a decoder block, is held to
         ``MOST_OF_A_BLOCK``: what gains most comes first."""
+        if self.speculation is None:
+            return {}
         found: dict[Group, Decision] = {}
         count = 0
         for group in plan.steps:
@@ -553,7 +555,8 @@ def _host_name(node: Node) -> str:
 def compile_graph(graph: Graph, options: Mapping[str, Any] | None = None) -> Program:
     """Compiles an optimised graph. Options: ``chip`` (a name in configs/npu or a path), ``fusion`` (False: one kernel a node),
     ``siblings`` (a ``fuse.Siblings``: which groups to make one kernel though neither reads the other),
-    ``stacking`` (False: every kernel runs alone), ``speculation`` (False: no part of the program has two forms).
+    ``stacking`` (False: every kernel runs alone), ``speculation`` (False: no part of the program has two forms),
+    ``clock`` (makes the timing model of a chip, ``vm.timing.Stopwatch``; None: no speculation).
 
     Raises ``CompileError`` where a node has neither a kernel form nor a host function.
     """
@@ -561,7 +564,8 @@ def compile_graph(graph: Graph, options: Mapping[str, Any] | None = None) -> Pro
     chip = Chip.load(options.get("chip", "910B1"))
     try:
         fused, stacked, speculative = (bool(options.get(k, True)) for k in ("fusion", "stacking", "speculation"))
-        return ProgramBuilder(graph, chip, fused, options.get("siblings"), stacked, speculative).build()
+        clock = options.get("clock") if speculative else None
+        return ProgramBuilder(graph, chip, fused, options.get("siblings"), stacked, clock).build()
     except fusion.Refusal as refusal:
         raise CompileError(f"an operation has no kernel form: {refusal}") from refusal
 

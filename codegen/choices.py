@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -19,11 +20,17 @@ from symbolic import Dim, Expr, Relation, Scope, evaluate, gt, le, numel, produc
 from vm.chip import Chip
 from vm.errors import ProgramError
 from vm.program import Template
-from vm.timing import Stopwatch
 
 MOST_ROWS = 4096  # where both forms are compared first: what is not better there is not better anywhere below
 FITTING = 64  # elements of a row of symbolic length that fits: passes over longer ones compute products again that a CPU takes long for
 TYPICAL = 64  # size of a symbol that has nothing to do with the rows
+
+
+class Clock(Protocol):
+    """The timing model, which the caller of the compiler brings along."""
+
+    def cycles(self, kernels: Sequence[tuple[Template, np.ndarray, Sequence[tuple[int, int]]]]) -> float:
+        """Emulated cycles of kernels that run one after the other: template, bound words, and number and bytes of each buffer's tensor."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,7 @@ class Speculation:
     scope: Scope
     chip: Chip
     symbols: Sequence[str]
+    clock: Clock
     known: dict[object, Decision] = field(default_factory=dict)
 
     def decide(
@@ -95,7 +103,7 @@ class _Race:
         self.rows, self.forms, self.patience = rows, ([merged], list(apart)), patience
         self.most, self.unit = (FITTING, "elements a row") if fits else (MOST_ROWS, "rows")
         self.fits = fits
-        self.watch = Stopwatch(self.chip)
+        self.watch = owner.clock
         self.times: dict[int, tuple[float, float]] = {}
 
     def run(self) -> Decision:

@@ -70,7 +70,9 @@ class Options:
     def for_code(self) -> dict[str, Any]:
         """What code generation takes."""
         stages = {name: getattr(self, name) for name in STAGES}
-        return {"chip": self.chip, "siblings": self.siblings, **stages}
+        from vm.timing import Stopwatch
+
+        return {"chip": self.chip, "siblings": self.siblings, "clock": Stopwatch, **stages}
 
 
 def options_of(given: Options | Mapping[str, Any] | None) -> Options:

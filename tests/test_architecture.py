@@ -20,7 +20,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "vm": (),
     "symbolic": _SHARED,
     "graph_kernel": ("symbolic", *_SHARED),
-    "codegen": ("graph_kernel", "symbolic", *_SHARED, "vm.isa", "vm.program", "vm.chip", "vm.timing"),
+    "codegen": ("graph_kernel", "symbolic", *_SHARED, "vm.isa", "vm.program", "vm.chip"),
     "dvm": ("codegen", "graph_kernel", "symbolic", "vm", "configs"),
 }
 # Third-party packages that a package may not import.

@@ -19,6 +19,7 @@ from dvm import pipeline
 from graph_kernel import passes
 from tests.e2e.harness import check, random, simulate
 from vm.program import HostStep
+from vm.timing import Stopwatch
 
 MULTIPLE = "Constant<value = int64[1] {%d}>()"
 
@@ -39,7 +40,7 @@ class Words:
         else:
             traced = pipeline.from_function(what, specs, {}, dims, constraints)
         passes.optimise(traced.graph)
-        self.graph, self.program = traced.graph, compile_graph(traced.graph)
+        self.graph, self.program = traced.graph, compile_graph(traced.graph, {"clock": Stopwatch})
 
     def __call__(self, *arrays: Any) -> list[np.ndarray]:
         return simulate(self.program, *(np.asarray(a) for a in arrays))

@@ -31,6 +31,7 @@ from tests.e2e.rounding import OutOfRange, tolerances
 from tests.e2e.tile_machine import Machine
 from vm import serialise
 from vm.program import Program
+from vm.timing import Stopwatch
 from vm.verifier import BoundCheck
 
 SIZES = (1, 2, 3, 4, 5, 8, 13)
@@ -95,7 +96,9 @@ def programs(recipe: Recipe) -> tuple[Program, Program]:
     graph = pipeline.from_function(recipe, tuple(recipe.specs), {}).graph
     passes.optimise(graph)
     copy = text.parse(text.to_text(graph))
-    return serialise.loads(serialise.dumps(compile_graph(graph, {}))), compile_graph(copy, {"fusion": False})
+    return serialise.loads(serialise.dumps(compile_graph(graph, {"clock": Stopwatch}))), compile_graph(
+        copy, {"fusion": False}
+    )
 
 
 def check_graph(seed: int, counts: Counts) -> None:

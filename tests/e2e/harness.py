@@ -17,6 +17,7 @@ from dvm import pipeline
 from graph_kernel import passes
 from tests.e2e.tile_machine import Machine
 from vm.program import HostStep, Program
+from vm.timing import Stopwatch
 
 SIZES = (0, 1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000)
 """0, 1, primes, and around the executors' block sizes."""
@@ -154,7 +155,7 @@ def program_of(fn: Callable[..., Any], *specs: Any, **options: Any) -> Program:
     """The program alone, nothing compiled by XLA: for the tests' own tile machine."""
     traced = pipeline.from_function(fn, specs, {})
     passes.optimise(traced.graph)
-    return compile_graph(traced.graph, options)
+    return compile_graph(traced.graph, {"clock": Stopwatch, **options})
 
 
 def simulate(program: Program, *arrays: np.ndarray, tile: int | None = None) -> list[np.ndarray]:

@@ -13,6 +13,7 @@ from tests.models import harness
 from vm.decode import decode, stored_buffers
 from vm.program import HostStep
 from vm.program.stages import kernels_of, launches
+from vm.timing import Stopwatch
 
 COUNTS = {"qwen2.5-0.5b": 6, "bert-base": 6, "mmoe": 8}
 
@@ -24,7 +25,7 @@ def program_of_block(name: str, dtype: type = jnp.float32):
         models.block(config), (models.param_specs(config, dtype), *harness.specs(config, dtype)), {}
     )
     passes.optimise(traced.graph)
-    return compile_graph(traced.graph, {})
+    return compile_graph(traced.graph, {"clock": Stopwatch})
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
@@ -48,7 +49,7 @@ def test_exported_models(name):
     """One launch, nothing on the host, and no kernel that only moves data, past keys and values into outputs excepted."""
     graph = load(DATA / f"{name}.onnx")
     passes.optimise(graph)
-    program = compile_graph(graph, {})
+    program = compile_graph(graph, {"clock": Stopwatch})
     kernels = program.debug["kernels"]
     most, most_stages, copied = EXPORTED[name]
     assert len(kernels) <= most and len(program.stages) <= most_stages, [k["ops"] for k in kernels]
