@@ -35,18 +35,27 @@ def swizzled(body: list[Item], loops: list[LoopAxis], chip: Chip, scope: Scope) 
     if nest is None:
         alone = _rows_alone(body)
         if alone is not None:
-            alone.step = _balanced(alone.axis, None, chip.cube_cores)[0]
+            take_steps(alone, _balanced(alone.axis, None, chip.cube_cores)[0])
         return body
     rows, columns = nest
     a, b = (_bytes(rows, loops, mine, other) for mine, other in ((rows, columns), (columns, rows)))
     most = scope.bounds(rows.axis.extent * a + columns.axis.extent * b)[1]
     if most is None or most <= chip.l2_bytes:
-        rows.step, columns.step = _balanced(rows.axis, columns.axis, chip.cube_cores)
+        for loop, step in zip((rows, columns), _balanced(rows.axis, columns.axis, chip.cube_cores), strict=True):
+            take_steps(loop, step)
     if most is not None and most <= chip.l2_bytes:
         return body
     r, g = _groups(rows.axis, columns.axis, a, b, chip)
     ordered = VLoop(columns.axis, isa.LoopKind.ORDER, [VLoop(rows.axis, isa.LoopKind.ORDER, [rows], step=r)], step=g)
     return [ordered if item is rows else item for item in body]
+
+
+def take_steps(loop: VLoop, step: Dim) -> None:
+    """Sets the step of a parallel loop. One that is known now is what the tiles hold; one that is bound is at most that."""
+    if isinstance(step, int):
+        loop.axis.tile = min(loop.axis.tile, step)
+    else:
+        loop.step = step
 
 
 def _nest(body: list[Item]) -> tuple[VLoop, VLoop] | None:

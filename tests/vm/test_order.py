@@ -13,10 +13,11 @@ from codegen import order
 from tests.e2e import harness
 from tests.vm import reference_mutants as mutants
 from tests.vm.emulated import compiled, time_of
-from vm import assembler, disassembler, interpreter_image, reference, runtime, verifier
+from vm import assembler, disassembler, interpreter_image, reference, runtime, serialise, verifier
 from vm.binder import Binder
 from vm.chip import Chip
 from vm.errors import Hazard, ProgramError
+from vm.timing import emulate
 
 TEXT = """
 symbol m min=0
@@ -194,6 +195,17 @@ def test_products_that_fit_are_not_divided() -> None:
 def test_few_tiles_are_smaller_so_that_more_cores_have_one(n: int, k: int, m: int, cores: int) -> None:
     bounded, full = (time_of(product(n, k), m=m).kernels[0], -(-m // 128) * -(-n // 256))
     assert bounded.cores == cores >= min(full, 25)
+
+
+@pytest.mark.parametrize("m", [1, 3, 64, 300])
+def test_steps_that_are_known_when_compiling_are_what_the_tiles_hold(m: int) -> None:
+    """A file with a product of fixed shape can be read again."""
+    program = harness.program_of(jnp.dot, harness.spec(f"{m}, 300"), harness.spec("300, 512"))
+    again = serialise.loads(serialise.dumps(program))
+    verifier.verify(again)
+    x, w = harness.random((m, 300)), harness.random((300, 512), seed=1)
+    harness.check(reference.run(again, Binder(again).bind(()), [x, w])[0], x @ w, 1e-5)
+    assert emulate(again, Binder(again).bind(())).kernels[0].cores >= 8, "of 512 columns in steps of 64"
 
 
 def test_balanced_products_take_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
