@@ -24,7 +24,7 @@ from typing import Any
 
 from vm import counters
 
-FORMAT = 1  # raised when the executor's code for the same words changes
+FORMAT = 2  # raised when the executor's code for the same words changes
 MAGIC = b"DVMX"
 DEFAULT_MB = 1024
 _IN_PROCESS = 512  # executables kept alive beside the programs that use them
@@ -33,7 +33,17 @@ _lock = threading.Lock()
 _known: OrderedDict[str, Any] = OrderedDict()
 
 
-KERNEL_SOURCES = ("access.py", "decode.py", "geometry.py", "isa.py", "semantics.py", "specialised.py")
+KERNEL_SOURCES = (
+    "access.py",
+    "decode.py",
+    "geometry.py",
+    "isa.py",
+    "packing.py",
+    "products.py",
+    "semantics.py",
+    "specialised.py",
+    "tails.py",
+)
 
 
 def key_of(*parts: bytes, modules: tuple[str, ...] = KERNEL_SOURCES) -> str:

@@ -26,13 +26,12 @@ NESTED_VOLUME = 1 << 14  # where two loops over dynamic extents share a tile
 CUBE_VOLUME = 1 << 22
 FULL_VOLUME = 1 << 21
 CUBE_ROWS = 256
-LOOPED_CUBE_ROWS = 64
-CUBE_MASKED = (128, 64, 16)  # rows of the masked blocks of a matrix product
-CUBE_OVERHEAD = (
-    43  # rows whose time a block takes beside its own: a product's weights are brought into XLA's order in every block
-)
-SINGLE_ROW = 13  # rows whose time a block of one row takes
+LOOPED_CUBE_ROWS = 128
+CUBE_MASKED = (128, 64, 32, 16)  # rows of the masked blocks of a matrix product
+CUBE_OVERHEAD = 33  # rows whose time a block takes beside its own, at most: packing.py says what for
+SINGLE_ROW = 19  # rows whose time a block of one row takes
 NESTED_ROWS = 16
+LOOPED_MASKED = (64, 16)
 CUBE_REDUCE = (128,)
 VECTOR_REDUCE = (1024, 64)
 SPREAD = 16  # exact size of vector code over its masked size
@@ -110,7 +109,7 @@ def _cheapest(kinds: list[Blocks], left: int, k: int, n: int) -> tuple[int, list
     block = kinds[k]
     size, last = block.size, k == len(kinds) - 1
     full, rest = divmod(left, size)
-    cost = size + CUBE_OVERHEAD if size > 1 else SINGLE_ROW
+    cost = size + min(size, CUBE_OVERHEAD) if size > 1 else SINGLE_ROW
     smallest = all(b.size >= size or b.size == 1 for b in kinds)
     fits = block.masked or n >= size  # an exact block may be shifted back, but not to before the first row
     # A block may reach over its rows by at most as many again, except for the smallest one.
@@ -191,7 +190,7 @@ def _cube(inner: int, looped: bool) -> Rungs:
     if top <= CUBE_MASKED[-1]:
         return Rungs((top, 1)) if top > 1 else Rungs((1,))
     if top <= LOOPED_CUBE_ROWS:
-        return Rungs((), (top, CUBE_MASKED[-1]), True)
+        return Rungs((), (top, *LOOPED_MASKED), True)
     return Rungs((top,), tuple(n for n in CUBE_MASKED if n < top), True)
 
 

@@ -8,6 +8,7 @@ steps and control flow run between units.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 from collections import Counter, OrderedDict
@@ -18,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from vm import background, cache, counters, hlo, host
+from vm import background, cache, counters, hlo, host, packing
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
 from vm.decode import Address, Kernel, decode, stored_buffers, unordered
@@ -41,6 +42,7 @@ from vm.memory import (
     device_arena,
     exact_capacity,
 )
+from vm.packing import Packing
 from vm.program import (
     INPUT,
     LANES,
@@ -91,7 +93,7 @@ class Executable:
         self._exact: WeakKeyDictionary[BoundProgram, frozenset[Place]] = WeakKeyDictionary()
         self._kinds = Counter(self._kind(step) for step in kernel_steps(self.binder.steps))
         self.plan = self._units(self.binder.steps)
-        self.constants: dict[int, Any] = {}
+        self.constants: dict[tuple[int, Packing | None], Any] = {}
         self.interpreter: Interpreter | None = None
         self._job: Future[None] | None = None  # builds specialised code while the interpreter serves
         self._asked = threading.Event()  # a first launch has begun, or somebody waits for the background
@@ -336,7 +338,11 @@ class Executable:
             for operand, slot in table.slots.items()
             if isinstance(operand, Address) and self.program.buffers[step.buffers[operand.buffer]].space == INPUT
         ]
-        return Segment(step, index, first, refs, list(arenas), written, kernel, table, own)
+        arguments = {k: ref[2] for k, ref in enumerate(refs) if ref[2] is not None}
+        elements = [math.prod(self._fixed_shape(b)) for b in first]
+        packed = packing.packings(kernel, table.lengths, arguments, elements)
+        packings = [packed.get(n) for n in range(len(first))]
+        return Segment(step, index, first, packings, refs, list(arenas), written, kernel, table, own)
 
     def _place(self, b: int) -> Place:
         """The arena of a buffer."""
@@ -383,7 +389,16 @@ class Executable:
                 refs = [specialised.BufferRef(arena, dtype_of(dtype), place) for arena, dtype, place in part.refs]
                 own = {k: arenas[n] for k, n in enumerate(numbers)}
                 own = specialised.trace(
-                    part.kernel, part.table, scalars, first, refs, left[: len(part.pinned)], own, wide
+                    part.kernel,
+                    part.table,
+                    scalars,
+                    first,
+                    refs,
+                    left[: len(part.pinned)],
+                    part.packings,
+                    own,
+                    wide,
+                    joined=len(unit.parts) > 1,
                 )
                 arenas.update((n, own[k]) for k, n in enumerate(numbers))
                 first, left = first + part.table.size, left[len(part.pinned) :]
@@ -392,8 +407,14 @@ class Executable:
         def build() -> Any:
             with jax.enable_x64(True):
                 struct = jax.ShapeDtypeStruct
-                scalars = struct((sum(part.table.size for part in unit.parts),), np.int64)
-                pinned = [struct(self._fixed_shape(b), dtype_of(program.buffers[b].dtype)) for b in unit.pinned]
+                scalars = struct((sum(part.table.size for part in unit.parts) + 1,), np.int64)
+                pinned = [
+                    struct(
+                        p.shape if p is not None and p.moves else self._fixed_shape(b),
+                        dtype_of(program.buffers[b].dtype),
+                    )
+                    for b, p in zip(unit.pinned, unit.packings, strict=True)
+                ]
                 read, written = (
                     [self._arena_struct(unit.places[n], capacity) for n in numbers]
                     for numbers in (unit.read, unit.written)
@@ -546,14 +567,18 @@ class Executable:
                 known.popitem(last=False)
         return found
 
-    def constant(self, index: int) -> Any:
-        """A constant on the device, put there once."""
-        found = self.constants.get(index)
+    def constant(self, index: int, order: Packing | None = None) -> Any:
+        """A constant on the device, reordered if told so, put there once."""
+        found = self.constants.get((index, order))
         if found is None:
             import jax
 
+            array = self.program.constants[index]
             with jax.enable_x64(True):
-                found = self.constants[index] = jax.device_put(self.program.constants[index], jax.devices("cpu")[0])
+                found = (
+                    jax.device_put(array, jax.devices("cpu")[0]) if order is None else packing.on_device(array, order)
+                )
+            self.constants[index, order] = found
         return found
 
 
@@ -706,8 +731,8 @@ class _Launch(StepWalk):
         index = unit.parts[0].index
         scalars = self.scalars.get(index)
         if scalars is None:
-            scalars = self.scalars[index] = np.concatenate([self._scalars(part) for part in unit.parts])
-        pinned = [self.pinned(b) for b in unit.pinned]
+            scalars = self.scalars[index] = np.concatenate([*map(self._scalars, unit.parts), np.ones(1, np.int64)])
+        pinned = [self.pinned(b, p) for b, p in zip(unit.pinned, unit.packings, strict=True)]
         arenas, places = self.arenas, unit.places
         results = code(
             scalars, pinned, [arenas[places[n]] for n in unit.read], [arenas[places[n]] for n in unit.written]
@@ -720,14 +745,19 @@ class _Launch(StepWalk):
         out[part.inputs] = 0
         return out
 
-    def pinned(self, b: int) -> Any:
+    def pinned(self, b: int, order: Packing | None = None) -> Any:
+        """An array that code takes as an argument: a constant, or an input of fixed shape."""
         buffer = self.program.buffers[b]
+        if order is not None and not order.moves:
+            order = None
         if buffer.constant is not None:
-            return self.owner.constant(buffer.constant)
+            return self.owner.constant(buffer.constant, order)
         assert buffer.input is not None
         array = self.arrays[buffer.input]
         if isinstance(array, self.jax.Array):
-            return array
+            return array if order is None else packing.packed.get(array, order)
+        if order is not None:
+            return packing.on_device(np.asarray(array), order)
         return self.jax.device_put(np.asarray(array), self.jax.devices("cpu")[0])
 
     # --- buffers from the host side -----------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ masked out of every reduction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from vm import access, geometry, isa, semantics
+from vm import access, geometry, isa, products, semantics
 from vm.access import SLACK_ROWS
 from vm.decode import Address, Kernel, Loop, Op, Operand, Tile
 from vm.errors import ProgramError
 from vm.geometry import Blocks, Scalars
+from vm.packing import Packing
 from vm.program import LANES
+from vm.tails import Tails
 
 Array = Any
 Arenas = dict[int, Array]  # by number: flat items, or [rows, 128] inside a kernel that stores whole lane rows
@@ -35,8 +38,26 @@ XLA_OPTIONS: dict[str, Any] = {
     "xla_disable_hlo_passes": "while-loop-invariant-code-motion",
 }
 
-LONG_ROW = 512  # contracted elements from which on a product of one row is computed in parts
-ROW_PARTS = 16
+SETTLED_COPIES = 4  # copies of each element from which on a costly value is computed before it is repeated
+COSTLY = frozenset(
+    (
+        "sin",
+        "cos",
+        "tan",
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "tanh",
+        "logistic",
+        "erf",
+        "erfc",
+        "pow",
+        "atan2",
+        "sinh",
+        "cosh",
+    )
+)
 
 ARENA_DTYPES: dict[int, np.dtype] = {
     1: np.dtype(np.uint8),
@@ -75,13 +96,19 @@ class Tracer:
         first: int,
         buffers: list[BufferRef],
         pinned: list[Array],
+        packings: Sequence[Packing | None],
         wide: bool = False,
     ):
-        self.kernel, self.table, self.buffers, self.pinned = kernel, table, buffers, pinned
+        self.kernel, self.table, self.buffers, self.pinned, self.packings = kernel, table, buffers, pinned, packings
         self.scalars, self.first, self.wide = scalars, first, wide
         self.ns = semantics.JaxNamespace()
         self.axes: dict[int, Axis] = {}
         self.local: dict[tuple[isa.Space, int], tuple[Array, Tile]] = {}
+        self.tails = Tails()
+        self.costly: dict[int, Array] = {}  # values that take costly functions to compute, by id
+        self.weights: dict[
+            int, tuple[Array, Array, Packing]
+        ] = {}  # by id of the loaded value: it, and what it was packed as
 
     # --- operands ---------------------------------------------------------------------------------------------------------------
     def scalar(self, operand: Operand) -> Any:
@@ -181,7 +208,13 @@ class Tracer:
         plan = access.resolve(self.groups(op, dims), dims, base)
         if ref.arena is None:
             assert ref.pinned is not None
-            memory = self.pinned[ref.pinned]
+            memory, packing = self.pinned[ref.pinned], self.packings[ref.pinned]
+            if packing is not None:
+                memory = memory.reshape(packing.shape)
+                value = lax.transpose(memory, [packing.dims.index(d) for d in range(len(dims))])
+                self.weights[id(value)] = (value, memory, packing)
+                self.write(number, value)
+                return
             if memory.size == 0:
                 memory = jnp.zeros((1,), memory.dtype)
             out = access.fetch(memory.reshape(-1), plan, dims, overrun=0, lane_view=False)
@@ -213,6 +246,19 @@ class Tracer:
     def execute(self, op: Op, arenas: Arenas) -> None:
         """Runs one instruction on the block being traced."""
         name, family = op.insn.name, op.insn.family
+        keeps_shape = family in ("unary", "binary", "select") or name in ("copy", "cast", "permute")
+        sources = (
+            [self.local[t.space, t.address][0] for t in (self.kernel.tiles[n] for n in reads(op))]
+            if keeps_shape
+            else []
+        )
+        self._execute(op, name, family, arenas)
+        if keeps_shape and (name in COSTLY or any(id(x) in self.costly for x in sources)):
+            tile = self.kernel.tiles[op.fixed("dst")]
+            value = self.local[tile.space, tile.address][0]
+            self.costly[id(value)] = value
+
+    def _execute(self, op: Op, name: str, family: str, arenas: Arenas) -> None:
         if name == "load":
             self.load(op, arenas)
         elif name == "store":
@@ -220,11 +266,15 @@ class Tracer:
         elif family == "sync":
             pass  # one instruction after the other, in order, needs no events
         elif family == "unary":
-            self.write(op.fixed("dst"), semantics.unary(self.ns, name, self.read(op.fixed("x"))))
+            x = self.read(op.fixed("x"))
+            out = semantics.unary(self.ns, name, x)
+            self.tails.unary(name, x, out)
+            self.write(op.fixed("dst"), out)
         elif family == "binary":
-            self.write(
-                op.fixed("dst"), semantics.binary(self.ns, name, self.read(op.fixed("x")), self.read(op.fixed("y")))
-            )
+            x, y = self.read(op.fixed("x")), self.read(op.fixed("y"))
+            out = semantics.binary(self.ns, name, x, y)
+            self.tails.binary(name, x, y, out)
+            self.write(op.fixed("dst"), out)
         elif family == "select":
             p, x, y = (self.read(op.fixed(k)) for k in ("p", "x", "y"))
             self.write(op.fixed("dst"), jnp.where(p, x, y))
@@ -238,40 +288,49 @@ class Tracer:
         x = self.read(tile.id)
         over = tuple(d for d in range(len(tile.dims)) if op.fixed("mask") >> d & 1)
         ok = self.mask(tile, over)
-        if ok is not None:
+        if ok is not None and not (kind == "sum" and self.tails.vanishes(x, over)):
             x = jnp.where(ok, x, isa.identity(kind, tile.dtype))
+            if kind == "max" and tile.dtype.kind == "f":
+                self.write(tile.id, x)  # what lies outside may be anything, so also this
         out = semantics.reduce(self.ns, kind, x, over)
         if op.fixed("accumulate"):
             out = semantics.combine(self.ns, kind, self.read(op.fixed("dst")), out)
+        if ok is not None and kind == "max" and tile.dtype.kind == "f":
+            self.tails.maximum(x, out, over)
         self.write(op.fixed("dst"), out)
 
     def do_mmad(self, op: Op) -> None:
-        x_tile, y_tile = self.kernel.tiles[op.fixed("x")], self.kernel.tiles[op.fixed("y")]
-        roles = [
-            [op.fixed(name) >> (2 * d) & 3 for d in range(len(t.dims))]
-            for name, t in (("xdims", x_tile), ("ydims", y_tile))
-        ]
-        values = []
-        for tile, role in ((x_tile, roles[0]), (y_tile, roles[1])):
+        values, roles = [], []
+        for name in ("x", "y"):
+            tile = self.kernel.tiles[op.fixed(name)]
+            role = [op.fixed(f"{name}dims") >> (2 * d) & 3 for d in range(len(tile.dims))]
             value = self.read(tile.id)
-            ok = self.mask(tile, [d for d, r in enumerate(role) if r == isa.DOT_CONTRACT])
-            values.append(value if ok is None else jnp.where(ok, value, jnp.zeros((), value.dtype)))
-        if self.wide:
-            values = [v.astype(np.float32) if v.dtype.itemsize == 2 else v for v in values]
-        x_role, y_role = roles
-        contract, batch = (
-            (tuple(d for d, r in enumerate(x_role) if r == kind), tuple(d for d, r in enumerate(y_role) if r == kind))
-            for kind in (isa.DOT_CONTRACT, isa.DOT_BATCH)
-        )
+            contracted = tuple(d for d, r in enumerate(role) if r == isa.DOT_CONTRACT)
+            ok = None if self.tails.vanishes(value, contracted) else self.mask(tile, contracted)
+            value = value if ok is None else jnp.where(ok, value, jnp.zeros((), value.dtype))
+            values.append(value.astype(np.float32) if self.wide and value.dtype.itemsize == 2 else value)
+            roles.append(role)
         dst = self.kernel.tiles[op.fixed("dst")]
-        rows = [values[0].shape[d] for d, r in enumerate(x_role) if r == isa.DOT_FREE]
-        if set(rows) <= {1} and not batch[0] and _splits(values[1], contract[1]):
-            out = _row_product(values[0], values[1], len(contract[1]), dst.dtype).reshape(self.sizes(dst))
+        weight = self.weights.get(id(values[1]))
+        if weight is not None:
+            out = products.with_weight(values[0], roles[0], weight[1], roles[1], weight[2], self.one)
         else:
-            out = lax.dot_general(values[0], values[1], (contract, batch), preferred_element_type=dst.dtype)
+            out = products.product(values[0], roles[0], values[1], roles[1], dst.dtype)
+        out = out.reshape(self.sizes(dst))
         if op.fixed("accumulate"):
             out = self.read(dst.id) + out
         self.write(dst.id, out)
+
+    def settled(self, x: Array) -> Array:
+        """A value that is computed here, once: XLA would compute it again for every element that it is repeated to. It does not fuse
+        what enters a loop with what leaves it."""
+        last = self.scalars.shape[0] - 1 - self.first
+        start = (jnp.int64(0), jnp.zeros_like(x))
+        return lax.while_loop(lambda state: state[0] < self.slot(last), lambda state: (state[0] + 1, x), start)[1]
+
+    def one(self) -> Array:
+        """1.0, from the last of the scalars."""
+        return self.scalars[self.scalars.shape[0] - 1].astype(np.float32)
 
     def do_fill(self, op: Op) -> None:
         tile = self.kernel.tiles[op.fixed("dst")]
@@ -293,12 +352,18 @@ class Tracer:
 
     def do_copy(self, op: Op) -> None:
         tile = self.kernel.tiles[op.fixed("dst")]
-        self.write(tile.id, self.read(op.fixed("x")).reshape(self.sizes(tile)))
+        x, sizes = self.read(op.fixed("x")), self.sizes(tile)
+        self.write(tile.id, x if list(x.shape) == sizes else x.reshape(sizes))
 
     def do_bcast(self, op: Op) -> None:
         tile = self.kernel.tiles[op.fixed("dst")]
         dims = tuple(d for d in range(len(tile.dims)) if op.fixed("mask") >> d & 1)
-        self.write(tile.id, lax.broadcast_in_dim(self.read(op.fixed("x")), self.sizes(tile), dims))
+        x = self.read(op.fixed("x"))
+        if id(x) in self.costly and math.prod(self.sizes(tile)) >= SETTLED_COPIES * x.size:
+            x = self.settled(x)
+        out = lax.broadcast_in_dim(x, self.sizes(tile), dims)
+        self.tails.moved(x, out)
+        self.write(tile.id, out)
 
     def do_permute(self, op: Op) -> None:
         tile = self.kernel.tiles[op.fixed("dst")]
@@ -401,9 +466,7 @@ class Tracer:
     def _iterate(self, loop: Loop, t: Array, slot: int, block: Blocks, arenas: Arenas) -> Array:
         """Traces the blocks of one size, from block number ``t`` on; returns the number of the next block. What the vector of scalars
         holds is read where it is used: XLA runs a small kernel for everything that is computed outside of a loop."""
-        stored = sorted(
-            {a for op in _ops(loop.body) if op.insn.name == "store" and (a := self._arena_of(op)) is not None}
-        )
+        stored = self._stored(loop.body)
         carried = self._carried(loop.body)
         shifted = not self.table.adds and (not block.masked or loop.kind == isa.LoopKind.PARALLEL)
         masked = (block.masked or self.table.adds) and block.size > 1
@@ -437,6 +500,37 @@ class Tracer:
         for key, value in zip(carried, values, strict=True):
             self.local[key] = (value, saved[key][1])
         return end
+
+    def stores_outside_of_loops(self) -> bool:
+        """Whether some store is not inside of a JAX loop."""
+
+        def any_in(body: list[Op | Loop]) -> bool:
+            return any(
+                (self.table.whole(item) and any_in(item.body)) if isinstance(item, Loop) else item.insn.name == "store"
+                for item in body
+            )
+
+        return any_in(self.kernel.body)
+
+    def as_loop(self, arenas: Arenas) -> None:
+        """Traces the kernel as a loop that runs once. XLA fuses a store that stands in the open into every reader of the arena, and then
+        copies the arena for each of them; what is in a loop stays there."""
+        stored = self._stored(self.kernel.body)
+
+        def body(state: tuple[Array, list[Array]]) -> tuple[Array, list[Array]]:
+            inner = dict(arenas)
+            inner.update(zip(stored, state[1], strict=True))
+            self.block(self.kernel.body, inner)
+            return state[0] + 1, [inner[k] for k in stored]
+
+        last = self.scalars.shape[0] - 1
+        start = (jnp.int64(0), [arenas[k] for k in stored])
+        _, arrays = lax.while_loop(lambda state: state[0] < self.slot(last - self.first), body, start)
+        arenas.update(zip(stored, arrays, strict=True))
+
+    def _stored(self, body: list[Op | Loop]) -> list[int]:
+        """The arenas into which a body stores."""
+        return sorted({a for op in _ops(body) if op.insn.name == "store" and (a := self._arena_of(op)) is not None})
 
     def lane_arenas(self) -> list[int]:
         """Arenas into which every store of the kernel writes whole lane rows at aligned places: they are seen as rows of lanes."""
@@ -494,21 +588,6 @@ class Tracer:
                 tile = self.kernel.tiles[number]
                 written.add((tile.space, tile.address))
         return [k for k in exposed if k in written]
-
-
-def _splits(y: Array, contract: tuple[int, ...]) -> bool:
-    """Whether the product of one row with ``y`` is computed in parts."""
-    leading = contract == tuple(range(len(contract)))
-    n = int(np.prod(y.shape[: len(contract)]))
-    return leading and y.dtype == np.float32 and n >= LONG_ROW and n % ROW_PARTS == 0 and y.size >= n * LONG_ROW // 2
-
-
-def _row_product(x: Array, y: Array, contracted: int, dtype: np.dtype) -> Array:
-    """x . y for one row and leading contracted dims, as a sum of parts: XLA walks down a long matrix in columns, which is slower the
-    longer they are."""
-    n = int(np.prod(y.shape[:contracted]))
-    a, b = x.reshape(ROW_PARTS, 1, n // ROW_PARTS), y.reshape(ROW_PARTS, n // ROW_PARTS, -1)
-    return lax.dot_general(a, b, (((2,), (1,)), ((0,), (0,))), preferred_element_type=dtype).sum(0)
 
 
 def reads(op: Op) -> list[int]:
@@ -571,14 +650,20 @@ def trace(
     first: int,
     buffers: list[BufferRef],
     pinned: list[Array],
+    packings: Sequence[Packing | None],
     arenas: Arenas,
     wide: bool = False,
+    joined: bool = False,
 ) -> Arenas:
     """Runs one kernel symbolically: the arenas after it. ``scalars``, from number ``first`` on, is what ``table.fill`` makes of the
-    step's bound words. ``wide`` widens 16-bit factors of products before the product (``vm.hlo.narrow_products`` says why)."""
+    step's bound words; the last one of them is 1. ``wide`` widens 16-bit factors of products before the product
+    (``vm.hlo.narrow_products`` says why). ``joined``: other kernels are traced into the same code."""
     out = dict(arenas)
-    tracer = Tracer(kernel, table, scalars, first, buffers, pinned, wide)
+    tracer = Tracer(kernel, table, scalars, first, buffers, pinned, packings, wide)
     for key in tracer.lane_arenas():
         out[key] = out[key].reshape(-1, LANES)
-    tracer.block(kernel.body, out)
+    if joined and tracer.stores_outside_of_loops():
+        tracer.as_loop(out)
+    else:
+        tracer.block(kernel.body, out)
     return {key: arena.reshape(-1) for key, arena in out.items()}

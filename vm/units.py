@@ -13,6 +13,7 @@ from typing import Any
 from vm.decode import Kernel
 from vm.geometry import Scalars
 from vm.memory import Place
+from vm.packing import Packing
 from vm.program import KernelStep
 
 MOST = 6  # kernels of a unit: a process that exits waits for the unit that is being compiled
@@ -26,6 +27,7 @@ class Segment:
     step: KernelStep
     index: int  # among all kernel steps
     pinned: list[int]  # buffers passed as arguments, in order
+    packings: list[Packing | None]  # of each, how it is reordered
     # Per buffer: number of its arena, dtype, number of its pinned argument.
     refs: list[tuple[int | None, str, int | None]]
     arenas: list[Place]  # arenas it uses
@@ -48,6 +50,7 @@ class Unit:
         self.written = sorted(written)  # donated
         self.read = [n for n in range(len(places)) if n not in written]
         self.pinned = [b for part in parts for b in part.pinned]
+        self.packings = [packing for part in parts for packing in part.packings]
         self.code: Any = None
 
     def singles(self) -> list[Unit]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dvm
-from vm import cache, runtime
+from vm import cache, runtime, specialised
 from vm.hlo import copies_arenas, narrow_products
 from vm.units import MOST, lengths
 
@@ -119,3 +119,29 @@ ENTRY %main (a: bf16[8,4]) -> f32[8,4] {
 
 def test_products_of_16_bits_that_xla_leaves_over_are_found():
     assert not narrow_products(HLO) and narrow_products(HLO.replace("dot(%w, %f)", "dot(%a, %f)"))
+
+
+def of_fixed_sizes(x: Any, a: Any, b: Any, c: Any) -> Any:
+    h = jax.nn.softmax(x @ a, -1)
+    y = h @ b + x
+    return jax.nn.gelu(y) @ c, y
+
+
+def test_kernels_without_loops_share_an_executable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores that stand in the open would be fused into every reader of the arena, which is then copied for each of them."""
+    monkeypatch.setenv("DVM_CACHE_DIR", "")
+    shapes = [(1, 256), *[(256, 256)] * 3]
+    specs = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    arrays = [np.random.default_rng(i).standard_normal(s, np.float32) / 8 for i, s in enumerate(shapes)]
+
+    def code() -> tuple[int, set[Any]]:
+        cache.clear()
+        program = dvm.compile(of_fixed_sizes, *specs, tier="specialised")
+        for got, want in zip(program(*arrays), of_fixed_sizes(*map(jnp.asarray, arrays)), strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+        return len(program.kernels), {unit.code for unit in program.executable.plan}
+
+    kernels, together = code()
+    assert kernels > 1 and len(together) == 1 and runtime.APART not in together
+    monkeypatch.setattr(specialised.Tracer, "stores_outside_of_loops", lambda self: False)
+    assert code()[1] == {runtime.APART}
