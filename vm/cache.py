@@ -43,6 +43,7 @@ KERNEL_SOURCES = (
     "semantics.py",
     "specialised.py",
     "tails.py",
+    "unit_code.py",
 )
 
 

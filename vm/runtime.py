@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from vm import background, cache, counters, hlo, host, packing
+from vm import background, cache, counters, host, packing, unit_code
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
 from vm.decode import Address, Kernel, decode, stored_buffers, unordered
@@ -376,78 +376,27 @@ class Executable:
         found = self.code.get(signature)
         if found is not None:
             return found
-        import jax
-
-        from vm import specialised
-
-        program = self.program
-
-        def run(scalars: Any, pinned: list[Any], read: list[Any], written: list[Any], wide: bool) -> list[Any]:
-            arenas = dict(zip(unit.read, read, strict=True)) | dict(zip(unit.written, written, strict=True))
-            first, left = 0, list(pinned)
-            for part, numbers in zip(unit.parts, unit.local, strict=True):
-                refs = [specialised.BufferRef(arena, dtype_of(dtype), place) for arena, dtype, place in part.refs]
-                own = {k: arenas[n] for k, n in enumerate(numbers)}
-                own = specialised.trace(
-                    part.kernel,
-                    part.table,
-                    scalars,
-                    first,
-                    refs,
-                    left[: len(part.pinned)],
-                    part.packings,
-                    own,
-                    wide,
-                    joined=len(unit.parts) > 1,
-                )
-                arenas.update((n, own[k]) for k, n in enumerate(numbers))
-                first, left = first + part.table.size, left[len(part.pinned) :]
-            return [arenas[n] for n in unit.written]
 
         def build() -> Any:
-            with jax.enable_x64(True):
-                struct = jax.ShapeDtypeStruct
-                scalars = struct((sum(part.table.size for part in unit.parts) + 1,), np.int64)
-                pinned = [
-                    struct(
-                        p.shape if p is not None and p.moves else self._fixed_shape(b),
-                        dtype_of(program.buffers[b].dtype),
-                    )
-                    for b, p in zip(unit.pinned, unit.packings, strict=True)
-                ]
-                read, written = (
-                    [self._arena_struct(unit.places[n], capacity) for n in numbers]
-                    for numbers in (unit.read, unit.written)
+            pinned = [
+                (
+                    p.shape if p is not None and p.moves else self._fixed_shape(b),
+                    dtype_of(self.program.buffers[b].dtype),
                 )
-                counters.add("specialised_compiles")
-                lower = jax.jit(run, donate_argnums=(3,), static_argnums=(4,)).lower
-                code = lower(scalars, pinned, read, written, False).compile(specialised.XLA_OPTIONS)
-                if any(part.kernel.in_16_bits for part in unit.parts) and hlo.narrow_products(code.as_text() or ""):
-                    code = lower(scalars, pinned, read, written, True).compile(specialised.XLA_OPTIONS)
-                if len(unit.parts) > 1 and hlo.copies_arenas(
-                    code.as_text() or "", (a.shape[0] // LANES for a in written)
-                ):
-                    raise _Copied
-                return code
+                for b, p in zip(unit.pinned, unit.packings, strict=True)
+            ]
+            return unit_code.build(unit, pinned, [capacity[place[0], place[1]] for place in unit.places])
 
         written = [0] * len(unit.written)
         arguments = (0, [0] * len(unit.pinned), [0] * len(unit.read), written)
         try:
             code = cache.get(self._key(unit, capacity), arguments, written, build)
-        except _Copied:
+        except unit_code.Copied:
             for single in unit.singles():
                 self._compile(single, capacity)
             code = APART
         self.code[signature] = code
         return code
-
-    def _arena_struct(self, place: Place, capacity: Mapping[Key, int]) -> Any:
-        import jax
-
-        from vm.access import SLACK_ROWS
-        from vm.specialised import ARENA_DTYPES
-
-        return jax.ShapeDtypeStruct(((capacity[place[0], place[1]] + SLACK_ROWS) * LANES,), ARENA_DTYPES[place[1]])
 
     def _all_units(self) -> Iterator[Unit]:
         def visit(items: Sequence[Unit | NumberedStep]) -> Iterator[Unit]:
@@ -580,10 +529,6 @@ class Executable:
                 )
             self.constants[index, order] = found
         return found
-
-
-class _Copied(Exception):
-    """XLA copies whole arenas between the kernels of a unit."""
 
 
 def kernel_steps(steps: Sequence[NumberedStep]) -> Iterator[KernelStep]:

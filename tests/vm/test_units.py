@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dvm
-from vm import cache, runtime, specialised
+from vm import cache, runtime, specialised, unit_code
 from vm.hlo import copies_arenas, narrow_products
 from vm.units import MOST, lengths
 
@@ -95,7 +95,7 @@ def test_kernels_share_an_executable() -> None:
 def test_a_unit_whose_arenas_would_be_copied_is_compiled_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVM_CACHE_DIR", "")  # what is cached is not looked at again
     cache.clear()
-    monkeypatch.setattr(runtime.hlo, "copies_arenas", lambda hlo, rows: True)
+    monkeypatch.setattr(unit_code.hlo, "copies_arenas", lambda hlo, rows: True)
     program, weights, built = compiled(1, 28)
     (unit,) = program.executable._all_units()
     assert len(unit.parts) == 2 and built == 3
