@@ -27,7 +27,7 @@ from dvm import pipeline
 from graph_kernel import passes, text
 from tests.e2e.harness import random
 from tests.e2e.random_functions import Recipe, TooLarge, random_recipe, sizes_of
-from tests.e2e.rounding import EXECUTORS, OutOfRange, tolerances
+from tests.e2e.rounding import EXECUTORS, MORE_RUNS, OutOfRange, tolerances
 from tests.e2e.tile_machine import Machine
 from vm import serialise
 from vm.program import Program
@@ -88,6 +88,22 @@ def compare(got: list[np.ndarray], want: list[np.ndarray], limits: list[float], 
     return strict
 
 
+def agrees(
+    recipe: Recipe,
+    arrays: list[np.ndarray],
+    got: list[np.ndarray],
+    want: list[np.ndarray],
+    limits: list[float],
+    label: str,
+) -> bool:
+    """``compare``, with the effect of rounding measured again where a result is off: a few runs may miss what it can do."""
+    try:
+        return compare(got, want, limits, label)
+    except AssertionError:
+        more = tolerances(lambda xs: recipe.run(np, xs), arrays, want, MORE_RUNS)
+        return compare(got, want, more, label)
+
+
 def small_tile(elements: int, trial: int) -> int | None:
     """The chip's tile, then small ones, which leave tails, in about as many steps at any size."""
     if trial == 0:
@@ -127,10 +143,11 @@ def check_graph(seed: int, counts: Counts) -> None:
             continue
         label = f"seed {seed} at {sizes}"
         fused.tile = small_tile(recipe.largest, trial)
-        strict = compare(fused.run(arrays), want, limits, f"{label}, tile {fused.tile}")
+
+        strict = agrees(recipe, arrays, fused.run(arrays), want, limits, f"{label}, tile {fused.tile}")
         counts["launches within 2e-6" if strict else "launches within rounding"] += 1
         if trial == seed % 3:
-            compare(single.run(arrays), want, limits, f"{label}, not fused")
+            agrees(recipe, arrays, single.run(arrays), want, limits, f"{label}, not fused")
 
 
 FAMILY = re.compile(r"[a-zA-Z_.@ ]+")

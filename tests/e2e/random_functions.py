@@ -42,6 +42,14 @@ class Recipe:
         for _, operation, operands in self.steps:
             values.append(operation(xp, *(values[i] for i in operands)))
             if xp is np:
+                kind = next(
+                    (k for i in operands if (k := type(values[i])) is not np.ndarray and issubclass(k, np.ndarray)),
+                    None,
+                )
+                if (
+                    kind is not None and np.asarray(values[-1]).dtype.kind == "f"
+                ):  # control flow puts rows into arrays of its own
+                    values[-1] = np.asarray(values[-1]).view(kind)
                 self.largest = max(self.largest, values[-1].size)
                 if most is not None and values[-1].size > most:
                     raise TooLarge(f"{values[-1].size} elements")

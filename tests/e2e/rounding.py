@@ -16,6 +16,7 @@ EPSILON = 2.0**-23
 EXECUTORS = 2e-6  # of the largest element: what two executors may differ by in float32
 SPREADS = 4  # rounding in another order of sums, and in functions that are good to a few units in the last place
 RUNS = 3
+MORE_RUNS = 24  # where a result is off by more than that shows
 LARGEST = 1e18  # of float32's 3e38: squares are taken
 _SUMS = {"sum", "mean", "prod", "cumsum", "cumprod", "einsum", "matmul", "dot", "var"}
 
@@ -82,12 +83,12 @@ def rounded(x: Any) -> Any:
 
 
 def tolerances(
-    fn: Callable[[Sequence[Any]], Sequence[Any]], arrays: Sequence[np.ndarray], want: Sequence[Any]
+    fn: Callable[[Sequence[Any]], Sequence[Any]], arrays: Sequence[np.ndarray], want: Sequence[Any], runs: int = RUNS
 ) -> list[float]:
     """How much each result of ``fn`` in float32 may differ from ``want``, the results in float64: absolute numbers. Raises
     ``OutOfRange`` where float32 may overflow though float64 does not."""
     spreads = [0.0] * len(want)
-    for run in range(RUNS):
+    for run in range(runs):
         Rounded.rng = np.random.default_rng(run)
         made = fn([np.asarray(a, np.float64).view(Rounded) for a in arrays])
         for i, (got, exact) in enumerate(zip(made, want, strict=True)):

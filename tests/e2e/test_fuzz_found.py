@@ -52,6 +52,11 @@ FOUND: dict[str, tuple[Callable[..., Any], list[str], list[list[tuple[int, ...]]
         ["b, 4, b", "a"],
         [[(1, 4, 1), (17,)], [(3, 4, 3), (5,)]],
     ),
+    "digits of which one is of size 1": (
+        lambda x: (jnp.exp(x).transpose(1, 2, 0, 3), jnp.exp(x)[None].transpose(1, 2, 4, 0, 3)),
+        ["b, 4, 4, b"],
+        [[(1, 4, 4, 1)], [(3, 4, 4, 3)]],
+    ),
     "a loop over no rows": (
         lambda x: lax.scan(lambda c, row: (jnp.tanh(c) + row, c * row), jnp.zeros(x.shape[1:], x.dtype), x),
         ["a, 3"],
