@@ -80,9 +80,29 @@ def transpose_of_dot(rw: Rewriter, node: Node) -> Value | None:
     new = [Dims(d.contract, tuple(d.batch[i] for i in perm[:n]), d.rank) for d in (a, b)]
     operands = list(inner.inputs)
     if order != free_a + free_b:
+        if _weight_first(operands[::-1], new[::-1]):
+            return None
         new.reverse()
         operands.reverse()
     return make_dot(rw, inner, operands, new)
+
+
+def _weight_first(operands: Sequence[Value], dims: Sequence[Dims]) -> bool:
+    """Whether the left operand is of fixed shape and the right one has rows of which the launch decides how many."""
+    (a, b), free = operands, [[v.shape[i] for i in d.free] for v, d in zip(operands, dims, strict=True)]
+    fixed = all(isinstance(n, int) for n in a.shape)
+    return fixed and bool(free[0]) and not all(isinstance(n, int) for n in free[1]) and b is not a
+
+
+def weight_second(rw: Rewriter, node: Node) -> Value | None:
+    """dot(w, x) -> transpose(dot(x, w)): with the rows of x last in memory, a block of them would be stored in as many pieces as w has
+    columns. The transpose goes where the result is read."""
+    dims = [operand_dims(node, 0), operand_dims(node, 1)]
+    if node.output in rw.graph.outputs or not _weight_first(node.inputs, dims):
+        return None
+    product = make_dot(rw, node, node.inputs[::-1], dims[::-1])
+    n, x, w = len(dims[0].batch), len(dims[1].free), len(dims[0].free)
+    return rw.add("transpose", product, perm=(*range(n), *range(n + x, n + x + w), *range(n, n + x)))
 
 
 def dot_of_broadcast(rw: Rewriter, node: Node) -> Value | None:
@@ -172,7 +192,7 @@ class DotFolding(RulePass):
 
     name: ClassVar[str] = "dot_folding"
     rules: ClassVar = {
-        "dot": (dot_of_broadcast, dot_of_transpose, merge_scales),
+        "dot": (dot_of_broadcast, dot_of_transpose, merge_scales, weight_second),
         "transpose": (transpose_of_dot,),
         "add": (bias_of_zeros,),
     }
