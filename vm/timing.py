@@ -243,7 +243,7 @@ class Stopwatch:
 
     def __init__(self, chip: Chip) -> None:
         self.chip = chip
-        self.kernels: dict[bytes, Kernel] = {}
+        self.kernels: dict[tuple[Any, ...], Kernel] = {}
 
     def cycles(self, kernels: Iterable[tuple[Template, np.ndarray, Sequence[tuple[int, int]]]]) -> float:
         """Cycles of kernels that run one after the other, beginning with a cold cache: each a template, its bound words, and for every
@@ -251,7 +251,11 @@ class Stopwatch:
         clock = _Clock(self.chip)
         total = 0.0
         for index, (template, words, buffers) in enumerate(kernels):
-            key = template.words.tobytes()
+            key = (
+                template.words.tobytes(),
+                tuple(template.patches),
+                tuple(template.relocs),
+            )  # all that decoding looks at
             if key not in self.kernels:
                 self.kernels[key] = decode(template)
             regions = [Region((number, 0), 0, size) for number, size in buffers]

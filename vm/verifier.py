@@ -556,7 +556,9 @@ def _digits(uses: list[tuple[int, int, int, int]], n: int) -> list[tuple[int, in
     have the same digits."""
     out: list[tuple[int, int]] = []
     weight = 1
-    for c, div, mod, _ in sorted(uses, key=lambda use: (use[1], use[2] == 0, use[2])):  # i % 1 says nothing, before all of i
+    for c, div, mod, _ in sorted(
+        uses, key=lambda use: (use[1], use[2] == 0, use[2])
+    ):  # i % 1 says nothing, before all of i
         if div != weight or not weight:
             return [(0, 0)]
         top = _top(div, mod, n)

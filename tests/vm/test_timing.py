@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import jax.numpy as jnp
 import onnx.parser
@@ -11,8 +12,11 @@ import pytest
 import dvm
 from dvm import pipeline
 from tests.vm.emulated import compiled, program, time_of
+from vm.binder import Binder
 from vm.chip import Chip
 from vm.isa import Pipe
+from vm.program import Reloc
+from vm.timing import Stopwatch
 
 CHIP = Chip.load("910B1")
 
@@ -127,3 +131,15 @@ def test_fusion_gains_what_traffic_predicts(name: str, dims: dict[str, int]) -> 
     predicted, gained = moved[0] / moved[1], unfused.us / fused.us
     assert predicted >= 4
     assert 0.7 * predicted <= gained <= 1.2 * predicted
+
+
+def test_equal_words_of_other_buffers_are_another_kernel() -> None:
+    """x + y and x + x may have the same words: which buffers they work on is not in them."""
+    made = program("add").program
+    bound = Binder(made).bind_symbols(n=5000)
+    (template,), words = made.templates, bound.kernel_words(0)
+    twice = replace(template, relocs=tuple(Reloc(r.word, min(r.buffer, 1)) for r in template.relocs), n_buffers=2)
+    watch = Stopwatch(CHIP)
+    apart = watch.cycles([(template, words, [(0, 20_000), (1, 20_000), (2, 20_000)])])
+    together = [(twice, words, [(0, 20_000), (1, 20_000)])]
+    assert watch.cycles(together) == Stopwatch(CHIP).cycles(together) != apart
