@@ -421,9 +421,29 @@ def x64_enabled() -> bool:
 
 def _to_jax(arrays: list[np.ndarray]) -> list[jax.Array]:
     """The arrays as JAX arrays; compiles nothing, and copies only what is not aligned for XLA."""
+    take = _importer()
+    # DLPack has no bfloat16, and what JAX makes of 64-bit types is for it to say.
+    if take is not None and all(a.dtype.kind in "biuf" and a.dtype.itemsize < 8 for a in arrays):
+        return [take(a.__dlpack__(), _cpu(), None) for a in arrays]
     import jax
 
     return jax.device_put(arrays, _cpu()) if arrays else []
+
+
+@functools.cache
+def _importer() -> Callable[..., jax.Array] | None:
+    """What ``jax.dlpack.from_dlpack`` calls in the end, a sixteenth of whose time this is (4 us; ``device_put`` takes 76): all that
+    stands before it is known here. None if this JAX has it no more, or in another form."""
+    import jax
+
+    try:
+        from jax._src.lib import _jax
+
+        take: Callable[..., jax.Array] = _jax.dlpack_managed_tensor_to_buffer
+        probe = take(np.arange(3, dtype=np.float32).__dlpack__(), _cpu(), None)
+        return take if isinstance(probe, jax.Array) and probe.tolist() == [0, 1, 2] else None
+    except Exception:  # whatever an internal function may come to raise, there is a public one
+        return None
 
 
 @functools.cache
