@@ -104,6 +104,8 @@ class Lowering:
     def open(self, loops: list[LoopAxis], depth: int) -> tuple[list[Context], list[Context]]:
         """Opens loops below the first ``depth`` contexts; returns (contexts set aside, contexts opened)."""
         aside, self.stack = self.stack[depth:], self.stack[:depth]
+        if any(context.loop in loops for context in self.stack):
+            raise Refusal("a sum would be computed again in every step of a loop over what it runs over")
         new = [Context(loop, []) for loop in loops]
         self.stack = self.stack + new
         return aside, new

@@ -261,6 +261,14 @@ add(
     [((2, 2, 1, 1), (1, 2, 2), (8, 6)), ((2, 2, 5, 5), (5, 2, 2), (8, 6))],
     tol=1e-5,
 )
+add(
+    "what one product sums over is a column of the next",
+    lambda x, w: (x @ w) @ w.T,
+    [S("a,b"), S("b,130")],
+    [((3, 5), (5, 130)), ((1, 200), (200, 130)), ((2, 0), (0, 130))],
+    kernels=2,
+    tol=1e-5,
+)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
