@@ -30,7 +30,7 @@ LONGEST = (1 << 24) - 4096  # elements of a step that a loop's field can hold, r
 
 
 def swizzled(body: list[Item], loops: list[LoopAxis], chip: Chip, scope: Scope) -> list[Item]:
-    """``body`` with the steps of a product's rows and columns, or in ORDER loops where its operands may be too large for L2."""
+    """``body`` with the steps of a product's rows and columns, and in ORDER loops where its operands may be too large for L2."""
     nest = _nest(body)
     if nest is None:
         alone = _rows_alone(body)
@@ -40,9 +40,8 @@ def swizzled(body: list[Item], loops: list[LoopAxis], chip: Chip, scope: Scope) 
     rows, columns = nest
     a, b = (_bytes(rows, loops, mine, other) for mine, other in ((rows, columns), (columns, rows)))
     most = scope.bounds(rows.axis.extent * a + columns.axis.extent * b)[1]
-    if most is None or most <= chip.l2_bytes:
-        for loop, step in zip((rows, columns), _balanced(rows.axis, columns.axis, chip.cube_cores), strict=True):
-            take_steps(loop, step)
+    for loop, step in zip((rows, columns), _balanced(rows.axis, columns.axis, chip.cube_cores), strict=True):
+        take_steps(loop, step)
     if most is not None and most <= chip.l2_bytes:
         return body
     r, g = _groups(rows.axis, columns.axis, a, b, chip)
