@@ -30,7 +30,7 @@ class _Assembler:
         self.relocs: list[Reloc] = []
         self.params: dict[Dim, int] = {}
         self.buffers: dict[Value, int] = {}
-        self.ordered: dict[int, Dim] = {}  # steps of the open ORDER loops, by axis
+        self.ordered: dict[int, Dim] = {}  # steps of the open ORDER and SPLIT loops, by axis
 
     def field(self, base: int, field: isa.Field, value: object) -> None:
         word = base + field.word
@@ -77,8 +77,8 @@ class _Assembler:
             if isinstance(item, VLoop):
                 extent: Dim = item.axis.extent
                 tile: Dim = item.axis.tile if item.step is None else item.step
-                order = item.kind == isa.LoopKind.ORDER
-                covered = extent if order else smin(extent, self.ordered.get(item.axis.id, extent))
+                outside = item.kind.divides  # around a loop over the same axis
+                covered = extent if outside else smin(extent, self.ordered.get(item.axis.id, extent))
                 fields = {
                     "axis": item.axis.id,
                     "kind": int(item.kind),
@@ -87,10 +87,10 @@ class _Assembler:
                     "extent": extent,
                 }
                 self.insn("loop", fields, [])
-                if order:
+                if outside:
                     self.ordered[item.axis.id] = tile
                 self.body(item.body)
-                if order:
+                if outside:
                     del self.ordered[item.axis.id]
                 self.insn("endloop", {"axis": item.axis.id}, [])
             else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import host_schedule, local_memory, order, precision, stacking, sync
+from codegen import division, host_schedule, local_memory, order, precision, stacking, sync
 from codegen.assemble import Assembled, assemble
 from codegen.choices import Clock, Decision, Speculation, rows_of
 from codegen.lower import Lowering, Places
@@ -17,9 +17,10 @@ from codegen.precision import Body
 from codegen.structure import Finished, Lowered, Structure
 from graph_kernel.fusion import fuse as fusion
 from graph_kernel.fusion.axes import Axes, Refusal
+from graph_kernel.fusion.division import DIVIDED
 from graph_kernel.fusion.fuse import Group, Plan
-from graph_kernel.fusion.layout import Layout
-from graph_kernel.fusion.rules import SPECULATIVE, row_lengths
+from graph_kernel.fusion.layout import Layout, Sharing
+from graph_kernel.fusion.rules import SPECULATIVE, Rule, row_lengths
 from graph_kernel.ir import Graph, Node, Value
 from graph_kernel.passes.liveness import defined_in_order
 from symbolic import Dim, Expr, ceildiv, highest, limits, lower, lower_relation, numel, solve
@@ -158,11 +159,17 @@ class ProgramBuilder:
         if graph not in self.plans:
             _own_outputs(graph)
             speculative = self.speculative and self.siblings is None
-            plan = fusion.fuse(graph, self.fused, self.lower_group, self.siblings, self.known, speculative)
+            divide = (lambda groups: self._candidates(graph, groups)) if speculative else None
+            plan = fusion.fuse(graph, self.fused, self.lower_group, self.siblings, self.known, divide)
             self.plans[graph] = plan
             self.merges += plan.merges
             self.cuts += plan.cuts
         return self.plans[graph]
+
+    def _candidates(self, graph: Graph, groups: list[Group]) -> list[Group]:
+        """Kernels whose product may be faster divided."""
+        held = graph is self.graph and len(groups) <= MOST_OF_A_BLOCK
+        return division.candidates(groups, self.scope, self.chip, MOST_OF_A_BLOCK if held else None)
 
     def _claim_results(
         self, graph: Graph, plan: Plan, buffers: dict[Value, int], targets: Sequence[int | None]
@@ -215,13 +222,19 @@ class ProgramBuilder:
     ) -> Lowered:
         """Code of a group and the bytes of unified buffer it uses. Raises ``Refusal``."""
         body = Lowering(axes, layout, outputs, stored, self.scope, places).run()
+        if layout.sharing is Sharing.SUM:
+            body = division.divided(body)
         name = _kernel_name(nodes)
-        structure = Structure(body, layout.loops, name)
+        structure = Structure(body, layout.loops, name, layout.sharing)
         found = self.finished.get(structure.key)
         if found is not None:
             return found.again(structure, layout.loops)
         body, used = self._plan(body, layout)
-        ordered = order.swizzled(sync.insert(body, layout.loops), layout.loops, self.chip, self.scope)
+        ordered = sync.insert(body, layout.loops)
+        if layout.sharing is Sharing.TILES:
+            ordered = order.swizzled(ordered, layout.loops, self.chip, self.scope)
+        else:
+            division.share(ordered, layout.sharing, self.chip)
         code = assemble(ordered, name)
         self.finished[structure.key] = Finished.of(code, structure, used, layout.loops)
         return Lowered(code, used)
@@ -245,21 +258,11 @@ class ProgramBuilder:
         count = 0
         for group in plan.steps:
             if isinstance(group, Group) and group.apart:
-                assert group.layout is not None and group.rule is not None
-                rows = rows_of([loop.extent for loop in group.layout.outer()])
-                codes = [part.code.code for part in group.apart]
-                lengths = row_lengths(group) if group.rule is SPECULATIVE else [1]
-                found[group] = (
-                    self.speculation.decide(
-                        rows, group.code.code, codes, group.rule.patience, list(self.makers), lengths[0]
-                    )
-                    if len(lengths) == 1
-                    else Decision(True, "rows of several lengths are reduced")
-                )
-            count += len(group.apart) if group in found and group.rule is SPECULATIVE else 1
+                found[group] = self._decide(group, self.speculation)
+            count += len(group.apart) if group in found and _form(group) is SPECULATIVE else 1
         if graph is not self.graph or count > MOST_OF_A_BLOCK:
             return found
-        more = [group for group in found if group.rule is not SPECULATIVE and found[group].apart is not False]
+        more = [group for group in found if _form(group) is not SPECULATIVE and found[group].apart is not False]
         for group in sorted(more, key=lambda group: -found[group].gain):
             count += len(group.apart) - 1
             if count > MOST_OF_A_BLOCK:
@@ -267,6 +270,18 @@ class ProgramBuilder:
                 reason = f"{found[group].reason}, but apart the program has more than {MOST_OF_A_BLOCK} kernels"
                 found[group] = replace(found[group], apart=False, reason=reason)
         return found
+
+    def _decide(self, group: Group, speculation: Speculation) -> Decision:
+        """Where the kernels of one group are run instead of it."""
+        assert group.layout is not None
+        rows = rows_of([loop.extent for loop in group.layout.outer()])
+        whole, codes, rule = group.code.code, [part.code.code for part in group.apart], _form(group)
+        if rule is DIVIDED:
+            return speculation.divide(rows, division.summands(group), whole, codes, rule.patience, list(self.makers))
+        lengths = row_lengths(group) if rule is SPECULATIVE else [1]
+        if len(lengths) > 1:
+            return Decision(True, "rows of several lengths are reduced")
+        return speculation.decide(rows, whole, codes, rule.patience, list(self.makers), lengths[0])
 
     def forms(self, group: Group, found: Decision | None, plan: Plan, buffers: dict[Value, int]) -> list[Step]:
         """The step of a group; the kernels that it is made of instead, or both forms, where that is faster at some sizes."""
@@ -276,8 +291,9 @@ class ProgramBuilder:
             return [self.kernel(group, plan, buffers)]
         where = None if found.apart is True else lower_relation(found.apart, self.code, self.env)
         for value in dict.fromkeys(v for part in group.apart for v in part.stores):
-            if plan.aliases.get(value, value) not in buffers:
-                buffers[value] = self.buffer(value, TEMP, where)
+            memory = plan.aliases.get(value, value)
+            if memory not in buffers:
+                buffers[memory] = self.buffer(memory, TEMP, where)
         parts = [self.kernel(part, plan, buffers) for part in group.apart]
         if where is None:
             self._note(group, found.reason)
@@ -285,14 +301,13 @@ class ProgramBuilder:
         merged = self.kernel(group, plan, buffers)
         choice = self.choices.setdefault(where, len(self.choices))
         said = {kernel["name"]: kernel for kernel in self.kernels}
-        forms = {"choice": choice, "where": str(found.apart), "reason": found.reason}
+        forms = {"choice": choice, "where": found.where or str(found.apart), "reason": found.reason}
         said[merged.name]["apart"] = {**forms, "kernels": [said[part.name] for part in parts]}
         return [replace(merged, choice=choice), *(replace(part, choice=choice, alternative=1) for part in parts)]
 
     def _note(self, group: Group, reason: str) -> None:
         """Records why a speculative merge has one form only."""
-        rule = "" if group.rule is None else group.rule.name
-        self.decided.append({"rule": rule, "kernel": _kernel_name(group.nodes), "reason": reason})
+        self.decided.append({"rule": _form(group).name, "kernel": _kernel_name(group.nodes), "reason": reason})
 
     def kernel(self, group: Group, plan: Plan, buffers: dict[Value, int]) -> KernelStep:
         """Code of one group as a step."""
@@ -538,6 +553,13 @@ def _own_outputs(graph: Graph) -> None:
             graph.outputs[k] = node.output
             node.output.name = value.name
         seen.add(root)
+
+
+def _form(group: Group) -> Rule:
+    """Why a group has a second form: the merge that made it, or that its product can be divided."""
+    divided = any(part.sharing is Sharing.SUM for part in group.apart)
+    assert divided or group.rule is not None
+    return DIVIDED if divided or group.rule is None else group.rule
 
 
 def _kernel_name(nodes: list[Node]) -> str:

@@ -18,13 +18,13 @@ from vm import isa
 
 
 class Structure:
-    """The ``key`` of a kernel's virtual code and the graph ``values`` that it addresses, by number."""
+    """The ``key`` of a kernel's virtual code and the graph ``values`` that it addresses, by number; ``more`` becomes part of the key."""
 
-    def __init__(self, body: Sequence[VInsn | VLoop], loops: Sequence[LoopAxis], name: str) -> None:
+    def __init__(self, body: Sequence[VInsn | VLoop], loops: Sequence[LoopAxis], name: str, *more: Hashable) -> None:
         self.values: dict[Value, int] = {}
         self._tiles: dict[VTile, int] = {}
         shape = tuple((x.id, x.extent, x.stage, x.inner, x.atoms) for x in loops)
-        self.key: Hashable = (name, shape, tuple(map(self._item, body)))
+        self.key: Hashable = (name, more, shape, tuple(map(self._item, body)))
 
     def _item(self, item: VInsn | VLoop) -> Hashable:
         if isinstance(item, VLoop):

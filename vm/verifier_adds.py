@@ -46,23 +46,26 @@ def added(kernel: Kernel) -> list[int]:
 
 
 def check_begun(program: Program, kernels: Mapping[int, Kernel]) -> None:
-    """Raises ``ProgramError`` where a kernel adds to a buffer into which no earlier step has stored anything."""
+    """Raises ``ProgramError`` where a kernel adds to a buffer into which no earlier step has stored anything: one that runs whenever it
+    does, so none of another alternative or choice."""
 
     def root(buffer: int) -> int:
         alias = program.buffers[buffer].alias
         return buffer if alias is None else alias
 
     def walk(steps: Sequence[Step], stored: set[int]) -> None:
+        forms: dict[tuple[int, int], set[int]] = {}  # what only the kernels of one alternative have stored
         for step in steps:
             if isinstance(step, KernelStep):
                 kernel = kernels[step.template]
+                mine = stored if step.choice is None else forms.setdefault((step.choice, step.alternative), set())
                 for k in added(kernel):
-                    if root(step.buffers[k]) not in stored:
+                    if root(step.buffers[k]) not in stored | mine:
                         name = step.name or program.templates[step.template].name
                         raise ProgramError(
                             f"kernel {name} adds to buffer {step.buffers[k]}, into which no step before it stores"
                         )
-                stored |= {root(step.buffers[k]) for k in stored_buffers(kernel)}
+                mine |= {root(step.buffers[k]) for k in stored_buffers(kernel)}
             elif isinstance(step, HostStep):
                 stored |= {root(b) for b in step.outputs}
             else:

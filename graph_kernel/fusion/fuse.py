@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graph_kernel.fusion import division
 from graph_kernel.fusion.attention import plan
 from graph_kernel.fusion.axes import REDUCTIONS, Axes, Refusal, Tied, find_axes
 from graph_kernel.fusion.layout import Layout
@@ -56,6 +57,8 @@ Places = Callable[[Value], tuple[Slot, ...]]
 Lower = Callable[[list[Node], list[Value], Axes, Layout, set[Value], Places], Code]
 """Code generation of a group (nodes, outputs, axes, layout, values in memory, where an output is stored); raises ``Refusal`` where it has
 none."""
+Divide = Callable[[list[Group]], list[Group]]
+"""Which of a graph's kernels may be better off as a product whose sum is divided."""
 
 
 @dataclass
@@ -79,7 +82,7 @@ class Fuser:
         lower: Lower | None = None,
         siblings: Siblings | None = None,
         known: Known | None = None,
-        speculative: bool = False,
+        speculative: Divide | None = None,
     ) -> None:
         self.graph, self.scope, self.enabled, self.lower, self.siblings = graph, graph.scope, enabled, lower, siblings
         self.speculative = speculative
@@ -234,7 +237,9 @@ class Fuser:
         stores = [self.slots.stores(value) for value in outputs]
         shapes = tuple(tuple((s.name is s.target, s.offset, s.strides) for s in found) for found in stores)
         names = [slot.name for found in stores for slot in found]
-        structure = self.structures.of(nodes, dict.fromkeys(members, 1), outputs, self.constants, group.tied, shapes)
+        structure = self.structures.of(
+            nodes, dict.fromkeys(members, 1), outputs, self.constants, group.tied, shapes, group.sharing
+        )
         found = self.completed.get(structure.key)
         if found is None:
             try:
@@ -254,6 +259,7 @@ class Fuser:
         with self.scope.recording() as used:
             axes = find_axes(nodes, stored, self.scope, group.tied)
             layout = plan(nodes, axes, outputs, self.scope)
+            layout.sharing = group.sharing
             places = self.slots.stores
             code = None if self.lower is None else self.lower(group.nodes, outputs, axes, layout, stored, places)
         return Completed(tuple(values), axes, layout, used.lines(), code)
@@ -380,7 +386,7 @@ class Fuser:
                 while self._sweep(rule):
                     pass
             self._siblings()
-            for rule in (*LATE_RULES, *([SPECULATIVE] if self.speculative else [])):
+            for rule in (*LATE_RULES, *([SPECULATIVE] if self.speculative is not None else [])):
                 while self._sweep(rule):
                     pass
             self.slots.run()
@@ -700,9 +706,11 @@ class Fuser:
         for group in self.groups():
             self._complete_or_split(group)
         groups = self.groups()
-        if self.speculative:
+        if self.speculative is not None:
             for group in groups:
                 group.apart = parts_of(group, self)
+            for group in self.speculative(groups):
+                group.apart = division.parts_of(group, self)
         steps: list[Group | Node] = [*groups, *self.alone]
         targets = self.slots.targets()
         stored = set(self.graph.inputs) | self.constants | set(self.forced) | set(targets.values())
@@ -780,11 +788,12 @@ def fuse(
     lower: Lower | None = None,
     siblings: Siblings | None = None,
     known: Known | None = None,
-    speculative: bool = False,
+    speculative: Divide | None = None,
 ) -> Plan:
     """Fuses a graph. With ``enabled`` False every node is a kernel of its own. ``lower`` is asked whether a group has code, ``siblings``
     which groups are to be one kernel even if neither reads the other. ``known`` is shared by graphs of one scope and one ``lower``. With
-    ``speculative``, groups that may be better off apart at some sizes have their parts as well (``Group.apart``)."""
+    ``speculative``, groups that may be better off apart at some sizes have their parts as well (``Group.apart``), and so have the products
+    that it chooses."""
     empty_results(graph)
     after_sizes(graph)
     unshare(graph)

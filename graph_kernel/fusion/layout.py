@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from enum import Enum
 
 from graph_kernel.fusion.axes import Axes, Refusal
 from graph_kernel.fusion.views import LoadMap, Part
@@ -20,6 +21,14 @@ MAX_TILE_RANK = 8  # dims of a tile
 CUBE_SPAN = 128  # elements of a matrix dim per chip tile
 
 Add = Callable[[list[int], bool], None]  # makes a loop of atoms; True for a stage loop
+
+
+class Sharing(Enum):
+    """What of a kernel is shared out among cores."""
+
+    TILES = 0  # tiles of its results, as large as local memory and, of products, the number of cores say
+    ROWS = 1  # rows of its results, however few
+    SUM = 2  # tiles of its results and, of each, parts of the sum: each is added to the result in memory
 
 
 @dataclass
@@ -52,6 +61,7 @@ class Layout:
     loop_of: dict[int, int]  # atom -> loop id
     order: list[int]  # canonical order of atoms
     rank_of: dict[int, int] = field(default_factory=dict)
+    sharing: Sharing = Sharing.TILES
 
     def outer(self) -> list[LoopAxis]:
         """The parallel loops that every result varies with, outermost first: the kernel's tile loops. Others belong to some results."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from graph_kernel.fusion.axes import ARG, CUMULATIVE, REDUCTIONS, Axes, Tied
-from graph_kernel.fusion.layout import CUBE_SPAN, Layout
+from graph_kernel.fusion.layout import CUBE_SPAN, Layout, Sharing
 from graph_kernel.ir import Node, Value
 from symbolic import product
 
@@ -33,7 +33,10 @@ class Group:
     tied: Tied = ()  # results of siblings that have one iteration space
     shape: tuple[Any, ...] | None = None  # of every value, where nothing but elementwise nodes and scalars takes part
     rule: Rule | None = None  # that merged its parts
-    apart: tuple[Group, ...] = ()  # kernels that do the same, in order, where the rule is speculative
+    apart: tuple[
+        Group, ...
+    ] = ()  # kernels that do the same, in order, where the rule is speculative or the product's sum can be divided
+    sharing: Sharing = Sharing.TILES
 
     @functools.cached_property
     def ops(self) -> frozenset[str]:
