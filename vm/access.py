@@ -13,6 +13,7 @@ from jax import lax
 from vm.program import LANES
 
 SLACK_ROWS = 8192  # lane rows past an arena's end that a masked overrun may read
+UNROLLED_SLICES = 8  # a load of as many slices or fewer is unrolled
 UNROLLED_PIECES = 16  # a store in this many pieces or fewer is unrolled
 
 Array = Any
@@ -227,7 +228,10 @@ def fetch(memory: Array, plan: Plan, dims: list[Dim], overrun: int, lane_view: b
         offsets = (rest_offsets(plan, dims, rest) + plan.base.value()).reshape(-1, 1)
         lanes = lane_view and run % LANES == 0 and plan.base.alignment % LANES == 0 and plan.extra is None
         lanes = lanes and all(isinstance(plan.coefs[d], int) and plan.coefs[d] % LANES == 0 for d in rest)
-        if lanes:
+        if len(offsets) <= UNROLLED_SLICES:
+            # XLA takes a gather for as much work as its whole memory, and hands half of the smallest one to another thread.
+            out = jnp.concatenate([lax.dynamic_slice(flat, (offset[0],), (run,)) for offset in offsets])
+        elif lanes:
             out = _rows(memory.reshape(-1, LANES), offsets // LANES, run // LANES)
         else:
             out = _slices(flat, offsets, run)
