@@ -32,7 +32,7 @@ CUBE_OVERHEAD = 33  # rows whose time a block takes beside its own, at most: pac
 SINGLE_ROW = 19  # rows whose time a block of one row takes
 NESTED_ROWS = 16
 LOOPED_MASKED = (64, 16)
-CUBE_REDUCE = (128,)
+CUBE_REDUCE = (128, 32)
 VECTOR_REDUCE = (1024, 64)
 SPREAD = 16  # exact size of vector code over its masked size
 
