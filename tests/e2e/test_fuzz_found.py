@@ -15,6 +15,7 @@ from tests.e2e import harness
 from tests.e2e.harness import check, program_of, random
 from tests.e2e.tile_machine import Machine
 from vm import serialise
+from vm.errors import CompileError
 from vm.verifier import BoundCheck
 
 
@@ -67,11 +68,58 @@ FOUND: dict[str, tuple[Callable[..., Any], list[str], list[list[tuple[int, ...]]
 }
 
 
+# Loops of a symbolic number of steps that read what they count. At size 0 JAX refuses to trace them, and the error says what helps.
+COUNTED: dict[str, tuple[Callable[..., Any], list[str], list[list[tuple[int, ...]]]]] = {
+    "a row": (
+        lambda x: lax.fori_loop(0, x.shape[0], lambda i, c: jnp.tanh(c) + x[i], jnp.zeros(3, x.dtype)),
+        ["a, 3"],
+        [[(1, 3)], [(4, 3)]],
+    ),
+    "the next row": (
+        lambda x: lax.fori_loop(0, x.shape[0] - 1, lambda i, c: jnp.tanh(c) + x[i + 1] - x[i], jnp.zeros(3, x.dtype)),
+        ["a, 3"],
+        [[(1, 3)], [(2, 3)], [(5, 3)]],
+    ),
+    "rows that are written": (
+        lambda x: lax.fori_loop(0, x.shape[0], lambda i, c: c.at[i].set(x[i] * 2), jnp.zeros_like(x)),
+        ["a, 3"],
+        [[(1, 3)], [(7, 3)]],
+    ),
+    "under a guard": (
+        lambda x: lax.while_loop(
+            lambda s: s[0] + 1 < x.shape[0], lambda s: (s[0] + 1, s[1] + x[s[0] + 1]), (jnp.int32(0), jnp.float32(0))
+        )[1],
+        ["a"],
+        [[(1,)], [(7,)]],
+    ),
+}
+
+
+@pytest.mark.parametrize("fusion", [True, False])
+@pytest.mark.parametrize("name", COUNTED)
+def test_loops_that_read_what_they_count(name: str, fusion: bool) -> None:
+    fn, specs, launches = COUNTED[name]
+    runs(fn, [harness.spec(text, a=(1, 64)) for text in specs], launches, fusion, name)
+
+
+def test_a_loop_that_reads_what_it_counts_at_size_0() -> None:
+    fn, specs, _ = COUNTED["a row"]
+    with pytest.raises(CompileError, match=r'Dim\("a", min=1\) makes it true'):
+        program_of(fn, *map(spec, specs))
+
+
 @pytest.mark.parametrize("fusion", [True, False])
 @pytest.mark.parametrize("name", FOUND)
 def test_found(name: str, fusion: bool) -> None:
     fn, specs, launches = FOUND[name]
-    program = serialise.loads(serialise.dumps(program_of(fn, *map(spec, specs), fusion=fusion)))
+    runs(fn, list(map(spec, specs)), launches, fusion, name)
+
+
+def runs(
+    fn: Callable[..., Any], specs: list[Any], launches: list[list[tuple[int, ...]]], fusion: bool, name: str
+) -> None:
+    """The program as it is read from its file, every binding put to the verifier, against the function."""
+    program = serialise.loads(serialise.dumps(program_of(fn, *specs, fusion=fusion)))
     for shapes in launches:
         arrays = [random(shape, seed=i) for i, shape in enumerate(shapes)]
         want = jax.tree_util.tree_leaves(fn(*arrays))
