@@ -122,7 +122,7 @@ def runs(
     program = serialise.loads(serialise.dumps(program_of(fn, *specs, fusion=fusion)))
     for shapes in launches:
         arrays = [random(shape, seed=i) for i, shape in enumerate(shapes)]
-        want = jax.tree_util.tree_leaves(fn(*arrays))
+        want = jax.tree_util.tree_leaves(fn(*map(jnp.asarray, arrays)))
         for tile in (None, 2):
             machine = Machine(program, tile)
             machine.binder.check = BoundCheck(program)
