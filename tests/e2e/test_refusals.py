@@ -50,6 +50,7 @@ class Row:
     shapes: tuple[str, ...]
     at: dict[str, int]
     effect: str = "broken"
+    passes: bool = True  # whether the graph is simplified first, after which no graph is known that meets the refusal
 
 
 def either(a: str, b: str) -> onnx.ModelProto:
@@ -127,6 +128,22 @@ TABLE = [
         {"a": 5},
     ),
     Row(
+        axes._Classes.refine,
+        "is split in two different ways",
+        lambda x: jnp.exp(x).reshape(-1, 4, 6).sum(2).sum(1) + jnp.exp(x).reshape(-1, 6, 4).sum(1).max(1),
+        ("a, 24",),
+        {"a": 5},
+        passes=False,
+    ),
+    Row(
+        layout.value_parts,
+        "divided and split again",
+        lambda x, w: jnp.exp(jnp.repeat(x, 2, 1)).reshape(-1, 4, 5) * w,
+        ("a, 10", "4, 5"),
+        {"a": 5},
+        passes=False,
+    ),
+    Row(
         WALK.op_broadcast,
         "only known at launch and the operand is not stored",
         either("a", "b"),
@@ -137,6 +154,8 @@ TABLE = [
 
 
 def compiled(row: Row) -> Program:
+    if not row.passes:
+        return compile_graph(pipeline.from_function(row.fn, tuple(map(spec, row.shapes)), {}).graph, {})
     if not isinstance(row.fn, onnx.ModelProto):
         return program_of(row.fn, *map(spec, row.shapes))
     graph = pipeline.from_onnx_model(row.fn).graph
