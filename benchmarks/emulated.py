@@ -40,6 +40,15 @@ BLOCK = [{"b": 1, "s": 128}, {"b": 4, "s": 512}, {"b": 1, "s": 1}]  # of Qwen2.5
 LAYER_NORM = [(1, 1024), (8, 1024), (60, 1024), (8, 4096)]  # b, h of [b, 8192, h]
 WEIGHTS = [(4096, 4096), (4096, 11008), (8192, 8192)]  # n, k
 ROWS = (1, 128, 4096)
+DEEP = [
+    (128, 4096),
+    (128, 16384),
+    (256, 4096),
+    (256, 16384),
+    (512, 4096),
+    (512, 16384),
+]  # n, k of few results of long sums
+FEW_ROWS = (1, 16, 64, 128, 256, 1024)
 
 
 @dataclass(frozen=True)
@@ -165,6 +174,29 @@ def large_kernels() -> Iterator[dict[str, Any]]:
             yield {"case": name, "chip": chip, "us": kernel.us, "bound": kernel.bound, "cube": cube, **busy}
 
 
+def deep_products() -> Iterator[dict[str, Any]]:
+    """Products of few results over long sums: as one kernel, and as the compiler has them (docs/speculation.md)."""
+    m = dvm.Dim("m", max=4096)
+    for dtype in (jnp.float32, jnp.float16):
+        for n, k in DEEP:
+            specs = (dvm.spec(f"m, {k}", dtype, m=m), dvm.spec(f"{k}, {n}", dtype))
+            one, chosen = (
+                pipeline.from_function(jnp.dot, specs, {}).compile(start=False, options={"disable": off})
+                for off in (("speculation",), ())
+            )
+            for rows_ in FEW_ROWS:
+                times = [timing.emulate(p.program, p.bind({"m": rows_})) for p in (one, chosen)]
+                whole, mine = (time.us for time in times)
+                yield {
+                    "case": f"{jnp.dtype(dtype)}, n {n}, k {k}",
+                    "m": rows_,
+                    "whole_us": whole,
+                    "chosen_us": mine,
+                    "kernels": len(times[1].kernels),
+                    "gain": whole / mine,
+                }
+
+
 CHIPS = ("910B1", "910B2", "910B3", "910B4")
 BUSY = ("HBM", "L2", "M", "MTE1", "MTE2", "V")
 
@@ -194,6 +226,18 @@ def table(title: str, found: list[Row]) -> Table:
     return out
 
 
+def deep_table(found: list[dict[str, Any]]) -> Table:
+    """A line a product, a column a number of rows: us as one kernel, then as it is run."""
+    out = Table(title="emulated time, few results of long sums: us as one kernel, us as chosen")
+    out.add_column("case")
+    for m in FEW_ROWS:
+        out.add_column(f"m {m}", justify="right")
+    for case in dict.fromkeys(one["case"] for one in found):
+        times = ((one["whole_us"], one["chosen_us"]) for one in found if one["case"] == case)
+        out.add_row(case, *(f"{whole:,.1f} {chosen:,.1f}" for whole, chosen in times))
+    return out
+
+
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(as_json: bool) -> None:
@@ -207,6 +251,7 @@ def main(as_json: bool) -> None:
         if not as_json:
             console.print(table(f"emulated time, {title}", found))
     data["large"] = list(large_kernels())
+    data["deep"] = list(deep_products())
     if as_json:
         click.echo(json.dumps(data, indent=2))
         return
@@ -217,6 +262,7 @@ def main(as_json: bool) -> None:
         shares = (f"{100 * one[k]:.0f}" for k in ("cube", *BUSY))
         busy.add_row(one["case"], one["chip"], f"{one['us']:,.1f}", one["bound"], *shares)
     console.print(busy)
+    console.print(deep_table(data["deep"]))
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ class ProgramBuilder:
         """The kernels of a graph; a body that is called several times is fused once."""
         if graph not in self.plans:
             _own_outputs(graph)
-            speculative = self.speculative and self.siblings is None
+            speculative = self.speculative and self.fused and self.siblings is None
             divide = (lambda groups: self._candidates(graph, groups)) if speculative else None
             plan = fusion.fuse(graph, self.fused, self.lower_group, self.siblings, self.known, divide)
             self.plans[graph] = plan

@@ -20,12 +20,17 @@ import pytest
 import dvm
 from codegen import division
 from codegen.build import MOST_OF_A_BLOCK
+from codegen.choices import Decision, Speculation
 from dvm import models, pipeline
 from graph_kernel.fusion import division as parts
+from graph_kernel.fusion.rules import Group
+from graph_kernel.ir import Graph
+from symbolic import Scope
 from tests.counting import count_calls
+from tests.e2e import harness
 from tests.e2e.harness import check, program_of, random, simulate, spec
 from tests.models import harness as blocks
-from vm import assembler, disassembler, intcode, isa, reference, serialise, verifier
+from vm import assembler, disassembler, intcode, isa, reference, serialise, verifier, verifier_adds
 from vm.binder import Binder
 from vm.decode import decode, stored_buffers
 from vm.errors import Hazard, ProgramError
@@ -206,12 +211,48 @@ def test_all_executors_switch_without_a_compile(fn: Callable[..., Any]) -> None:
     assert dvm.stats().xla_compiles == before
 
 
-@pytest.mark.parametrize(("n", "k", "m"), [(N, 200, 1), (4096, 4096, 1), (512, 1024, 4096), (4096, 16384, 128)])
-def test_where_nothing_is_gained_the_program_is_what_it_was(n: int, k: int, m: int) -> None:
-    """With short sums and with many tiles: byte for byte."""
+@pytest.mark.parametrize(
+    ("n", "k", "m", "built"), [(N, 200, 1, 0), (4096, 4096, 1, 0), (512, 1024, 4096, 0), (512, 1024, 1, 1)]
+)
+def test_where_nothing_is_gained_the_program_is_what_it_was(
+    n: int, k: int, m: int, built: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With short sums and with many tiles: byte for byte. Where bounds show it, nothing is built to find that out."""
+    count: Counter[str] = Counter()
+    count_calls(monkeypatch, count, parts, "parts_of")
     specs = spec(f"m, {k}", jnp.float16, m=(m, 8192)), spec(f"{k}, {n}", jnp.float16)
     one, without = (replace(program_of(plain, *specs, speculation=s), debug={}) for s in (True, False))
     assert serialise.dumps(one) == serialise.dumps(without)
+    assert count["parts_of"] == built
+
+
+def test_a_band_of_rows_may_gain() -> None:
+    """One row of float16 is bound by HBM with eight tiles, 64 rows are not."""
+    prog = program(plain, np.float16, 16384, 512)
+    assert [len(names(prog, m)) for m in (0, 1, 64, 256, 4096)] == [1, 1, 3, 3, 1]
+    (kernel,) = prog.debug["kernels"]
+    assert " <= m and m <= " in kernel["apart"]["where"]
+
+
+def test_sizes_that_no_limits_tell_apart_are_not_compared() -> None:
+    square = program_of(plain, spec("k, k", k=(1, 1 << 14)), spec(f"k, {N}"))
+    (said,) = square.debug["speculation"]
+    assert not square.choices and said["reason"] == "rows and summands depend on one size"
+    free = program_of(plain, spec("m, k", m=(1, 99), k=(1, 1 << 14)), harness.spec("k, n", k=(1, 1 << 14), n=(1, 99)))
+    assert not free.choices and len(free.steps) == 1 and not free.debug["speculation"]
+
+
+def test_the_only_product_over_operands_in_memory_is_divided() -> None:
+    graph = Graph(Scope())
+    x, w = (graph.add_input(shape, np.dtype(np.float32), name) for name, shape in (("x", (4, K)), ("w", (K, N))))
+    computed = graph.add("exp", x)
+    dots = [graph.add("dot", a, w, contract=((1,), (0,)), batch=((), ()), dtype=x.dtype) for a in (x, computed)]
+    first, second = (dot.producer for dot in dots)
+    assert first is not None and second is not None and computed.producer is not None
+    assert parts.product_of(Group(0, [first])) is first
+    assert parts.product_of(Group(0, [second])) is second, "what another kernel computes lies in memory"
+    assert parts.product_of(Group(0, [computed.producer, second])) is None
+    assert parts.product_of(Group(0, [first, second])) is None
 
 
 def test_without_speculation() -> None:
@@ -303,18 +344,6 @@ def test_files_and_text_keep_both_forms(fn: Callable[..., Any]) -> None:
     check(referred(again, x, w)[0], *wanted(fn, x, w), 1e-5)
 
 
-def test_a_result_that_lies_in_a_larger_one_is_not_divided() -> None:
-    """It would need zeros in a part of that; the product behind its epilogue has a place of its own."""
-
-    def joined(x, w):
-        return jnp.concatenate([x @ w, jnp.tanh(x[:, :N])], 1)
-
-    prog = program(joined)
-    verifier.verify(prog)
-    x, w = operands(3)
-    check(referred(prog, x, w)[0], *wanted(joined, x, w), 1e-5)
-
-
 def steps(prog: Program) -> tuple[KernelStep, KernelStep, KernelStep]:
     """The kernel of one form, that of the zeros, and the product that adds."""
     merged, zeros, product = sorted(kernels_of(prog.steps), key=lambda s: (s.alternative, s.name))
@@ -375,3 +404,55 @@ def test_equal_layers_share_both_forms() -> None:
     assert len(prog.choices) == 1 and len(prog.templates) <= 6
     x, w, v = random((3, K)), random((K, 64), seed=1, scale=0.02), random((64, K), seed=2, scale=0.1)
     check(referred(prog, x, w, v)[0], *wanted(layers, x, w, v), 1e-4)
+
+
+def wide_columns(x, w):
+    return jax.nn.gelu(x @ w)[:, ::2]
+
+
+KINDS: dict[str, tuple[Callable[..., Any], tuple[str, ...], int]] = {
+    "left operand transposed": (lambda x, w: x.T @ w, ("300, m", "300, 40"), 1),
+    "right operand transposed": (lambda x, w: jnp.tanh(x @ w.T), ("m, k", "40, k"), 1),
+    "batches": (lambda x, w: jnp.einsum("bmk,bkn->bmn", x, w), ("3, m, 300", "3, 300, 40"), 1),
+    "sums over two dims": (lambda x, w: jnp.einsum("mhk,hkn->mn", x, w), ("m, 3, 600", "3, 600, 40"), 0),
+    "rows of two dims": (lambda x, w: x @ w, ("2, m, k", "k, 130"), 1),
+    "operands with an offset": (lambda x, w: x[:, 3:] @ w[:-3], ("m, 300", "300, 40"), 1),
+    "reshaped": (lambda x, w: (x @ w).reshape(-1, 20, 2).transpose(0, 2, 1) + 1, ("m, 300", "300, 40"), 1),
+    "parts of a larger result": (
+        lambda x, w, y, v: jnp.concatenate([x @ w, y @ v], 0),
+        ("m, 300", "300, 40", "m, 260", "260, 40"),
+        2,
+    ),
+    "epilogue in a larger result": (
+        lambda x, w: jnp.concatenate([jnp.tanh(x @ w), x[:, :7]], 1),
+        ("m, 300", "300, 40"),
+        1,
+    ),
+    "several results": (lambda x, w: (x @ w, (x @ w) * 2, (x @ w).sum(1)), ("m, 300", "300, 40"), 1),
+    "some columns": (wide_columns, ("m, k", "k, 40"), 1),
+    "two products": (lambda x, w: (x @ w) @ w.T, ("m, 300", "300, 140"), 2),
+    "a vector": (lambda x, w: x @ w, ("m, 300", "300"), 1),
+    "one number": (lambda x, w: x @ w, ("k", "k"), 1),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
+@pytest.mark.parametrize("name", KINDS)
+def test_products_of_every_kind_divided(name: str, dtype: np.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether that is faster or not; one whose place is in a larger result is not."""
+    fn, shapes, count = KINDS[name]
+    monkeypatch.setattr(division, "_idle", lambda group, scope, chip: parts.product_of(group) is not None)
+    monkeypatch.setattr(Speculation, "divide", lambda *_, **__: Decision(True, "to try it"))
+    specs = [spec(s, dtype, **{d: (0, 1000) for d in "mk" if d in s}) for s in shapes]
+    prog = serialise.loads(serialise.dumps(program_of(fn, *specs)))
+    verifier.verify(prog)
+    adding = [step for step in kernels_of(prog.steps) if verifier_adds.added(decode(prog.templates[step.template]))]
+    assert len(adding) == (0 if name == "parts of a larger result" and dtype == np.float32 else count)
+    for m, k in ((0, 300), (1, 300), (130, 300)) + (((5, 0), (3, 1)) if any("k" in s for s in shapes) else ()):
+        sizes = {"m": m, "k": k}
+        at = [tuple(sizes[d] if d in sizes else int(d) for d in s.split(", ")) for s in shapes]
+        arrays = [random(s, dtype, i, 0.05 if i else 1) for i, s in enumerate(at)]
+        want = wanted(fn, *arrays)
+        for found in (referred(prog, *arrays), simulate(prog, *arrays, tile=100 if m == 130 else None)):
+            for got, expected in zip(found, want, strict=True):
+                check(np.asarray(got).reshape(expected.shape), expected, 1e-5 if dtype == np.float32 else None)
