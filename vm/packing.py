@@ -8,6 +8,7 @@ in the order batch, free, contracted dims. What it takes is known from the words
 from __future__ import annotations
 
 import math
+import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -66,8 +67,10 @@ class Packing:
 def packings(
     kernel: Kernel, lengths: Mapping[int, int], pinned: Mapping[int, int], elements: Sequence[int]
 ) -> dict[int, Packing]:
-    """The packing of each pinned argument that has one. ``lengths`` are the sizes of axes that always move as one block, ``pinned`` maps
+    """The packing of each pinned argument that has one (none with ``DVM_PACK=0``). ``lengths`` are the sizes of axes that always move as one block, ``pinned`` maps
     a buffer of the kernel to its argument, ``elements`` are the arguments' sizes."""
+    if os.environ.get("DVM_PACK", "1") == "0":
+        return {}
     loads: dict[int, list[Op]] = {}
     others: set[int] = set()  # tiles that something other than a product reads
     products: dict[int, list[tuple[Op, str]]] = {}

@@ -357,7 +357,7 @@ class Executable:
         shapes = tuple((self._fixed_shape(b), self.program.buffers[b].dtype) for b in unit.pinned)
         sizes = tuple((place[1], capacity[place[0], place[1]]) for place in unit.places)
         kernels = tuple((part.step.template, tuple(part.refs)) for part in unit.parts)
-        return (kernels, repr(unit.local), shapes, sizes)
+        return (kernels, repr(unit.local), shapes, sizes, tuple(unit.packings))
 
     def _source(self, b: int) -> tuple[str, int]:
         buffer = self.program.buffers[b]

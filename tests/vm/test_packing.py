@@ -76,6 +76,17 @@ def test_a_weight_is_reordered_once_and_goes_with_its_source() -> None:
     assert not packing.packed._known
 
 
+def test_weights_can_be_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = random((5, 128)), jnp.asarray(random((128, 192), seed=1))
+    packed = np.asarray(linear()[0](x, w))
+    monkeypatch.setattr(packing, "packed", packing.Packed())
+    monkeypatch.setenv("DVM_PACK", "0")
+    program, _ = linear()
+    check(np.asarray(program(x, w)), packed, 1e-5)
+    assert not packing.packed._known
+    assert not any(p for unit in program.executable._all_units() for p in unit.packings)
+
+
 def test_a_numpy_weight_may_change() -> None:
     program, _ = linear()
     x, w = random((5, 128)), random((128, 192), seed=1)
