@@ -67,8 +67,8 @@ class Packing:
 def packings(
     kernel: Kernel, lengths: Mapping[int, int], pinned: Mapping[int, int], elements: Sequence[int]
 ) -> dict[int, Packing]:
-    """The packing of each pinned argument that has one (none with ``DVM_PACK=0``). ``lengths`` are the sizes of axes that always move as one block, ``pinned`` maps
-    a buffer of the kernel to its argument, ``elements`` are the arguments' sizes."""
+    """The packing of each pinned argument that has one (none with ``DVM_PACK=0``). ``lengths`` are the sizes of axes that always move as
+    one block, ``pinned`` maps a buffer of the kernel to its argument, ``elements`` are the arguments' sizes."""
     if os.environ.get("DVM_PACK", "1") == "0":
         return {}
     loads: dict[int, list[Op]] = {}
