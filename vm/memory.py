@@ -27,6 +27,10 @@ Place = tuple[
 
 ALIGNMENT = 64  # of memory that JAX reads without a copy, in bytes
 
+LENT = (
+    2  # output sets that small results may keep: a caller who holds the last result while the next is computed has two
+)
+
 CLASS_FACTOR = 4
 SHARED_COPY = 1 << 20  # bytes from which on two threads share a copy: one alone does not use the memory's bandwidth
 SMALLEST_CLASS = 1 << 14  # lane rows: 8 MiB of 4-byte items, so that small programs never grow
@@ -158,6 +162,7 @@ class OutputSet:
 
     def __init__(self, arenas: dict[Place, Any]) -> None:
         self.arenas = arenas
+        self.nbytes: int = sum(arena.nbytes for arena in arenas.values())
 
 
 class Lease:
@@ -176,7 +181,8 @@ class Pool:
     def __init__(self, make: Callable[[], OutputSet], keep: int = 4) -> None:
         self.make, self.keep = make, keep
         self.free: list[OutputSet] = []
-        self.lock = threading.Lock()
+        self.lent = 0  # sets that results much smaller than they are keep away
+        self.lock = threading.RLock()  # a collection that runs here may give back others
 
     def take(self) -> OutputSet:
         """A set that nobody sees."""
@@ -184,6 +190,20 @@ class Pool:
             if self.free:
                 return self.free.pop()
         return self.make()
+
+    def lend(self) -> bool:
+        """Whether a result that is small beside its set may keep it: ``LENT`` sets at most are kept so. It comes back by ``take_back``."""
+        with self.lock:
+            if self.lent >= LENT:
+                return False
+            self.lent += 1
+            return True
+
+    def take_back(self, item: OutputSet) -> None:
+        """Returns a set that was lent."""
+        with self.lock:
+            self.lent -= 1
+        self.give(item)
 
     def give(self, item: OutputSet) -> None:
         """Returns a set; more than ``keep`` free ones are dropped."""

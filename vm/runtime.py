@@ -67,7 +67,10 @@ PATIENCE = 1.0  # seconds that it waits, before each kernel, for a launch under 
 IN_PLACE = 1 << 19  # bytes of an input from which on it is read where it lies
 KNOWN_ARRAYS = 8  # arrays of an input whose views are kept
 APART = object()  # code of a unit whose kernels have code of their own
-SMALL_RESULT = 8  # results of less than this part of their arenas are copied out
+SMALL_RESULT = 8  # results of less than this part of their arenas are copied out,
+LENT_RESULT = (
+    1 << 18
+)  # unless they have so many bytes, which take as long to copy as a launch, and few such results are held
 
 
 class Executable:
@@ -88,9 +91,21 @@ class Executable:
         self.temps: dict[Place, Any] = {}
         self.pool = Pool(self._new_outputs)
         self.kernels: dict[int, tuple[Kernel, Scalars]] = {}
-        self._scalars: WeakKeyDictionary[BoundProgram, dict[int, np.ndarray]] = WeakKeyDictionary()
+        self._ready: WeakKeyDictionary[BoundProgram, Ready] = WeakKeyDictionary()
         self._readers: list[Segment] | None = None  # kernels that read inputs of symbolic shape
         self._exact: WeakKeyDictionary[BoundProgram, frozenset[Place]] = WeakKeyDictionary()
+        self._staged = list(
+            dict.fromkeys(
+                ((INPUT, item_size(b.dtype), b.input), b.input)
+                for b in program.buffers
+                if b.space == INPUT and b.input is not None and b.offset is not None
+            )
+        )  # inputs of symbolic shape and their arenas
+        self._returned = [
+            (b.output, (b.space, item_size(b.dtype)), b.offset, dtype_of(b.dtype))
+            for b in program.buffers
+            if b.output is not None
+        ]
         self._kinds = Counter(self._kind(step) for step in kernel_steps(self.binder.steps))
         self.plan = self._units(self.binder.steps)
         self.constants: dict[tuple[int, Packing | None], Any] = {}
@@ -463,8 +478,12 @@ class Executable:
         memory. ``bound`` is what ``bind`` gave for them."""
         bound = self.bind(arrays) if bound is None else bound
         with self.lock:
-            self._asked.set()
+            if not self._asked.is_set():
+                self._asked.set()
             counters.add("launches")
+            ready = self._ready.get(bound)
+            if ready is not None and ready.capacity is self.capacity:  # as the last time
+                return _Launch(self, bound, arrays, ready).run()
             if self._interpreted(bound):
                 try:
                     return self._interpret(bound, arrays)
@@ -472,7 +491,14 @@ class Executable:
                     if self.tier == "interpreter":
                         raise DvmError(f"the interpreter cannot run this launch ({_dims(bound)}): {error}") from error
                     self._interprets = False
-            return _Launch(self, bound, arrays).run()
+            self._admit(bound)
+            return _Launch(self, bound, arrays, self._made_ready(bound)).run()
+
+    def _made_ready(self, bound: BoundProgram) -> Ready:
+        ready = self._ready.get(bound)
+        if ready is None:
+            ready = self._ready[bound] = Ready()
+        return ready
 
     def _interpret(self, bound: BoundProgram, arrays: Sequence[Any]) -> list[Any]:
         from vm import interpreter
@@ -606,24 +632,32 @@ class StepWalk:
             self.write(b, value)
 
 
+class Ready:
+    """What launches of a bound program through specialised code have in common."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[int, np.ndarray] = {}  # of units, by their first kernel
+        self.capacity: dict[Key, int] | None = None  # there was memory and code for it at these capacities
+        # Number, arena, first byte, bytes, shape and dtype of each result.
+        self.results: list[tuple[int, Key, int, int, tuple[int, ...], np.dtype]] | None = None
+
+
 class _Launch(StepWalk):
     """A launch of specialised code: the state that its steps share."""
 
-    def __init__(self, owner: Executable, bound: BoundProgram, arrays: Sequence[Any]) -> None:
+    def __init__(self, owner: Executable, bound: BoundProgram, arrays: Sequence[Any], ready: Ready) -> None:
         import jax
 
         super().__init__(owner, bound, arrays)
-        self.jax = jax
-        owner._admit(bound)
+        self.jax, self.ready = jax, ready
         try:
             self.outputs = owner.pool.take()
         except MemoryError as error:
             raise OutOfMemory(f"this launch ({_dims(bound)}) finds no memory for its results: {error}") from error
-        self.scalars = owner._scalars.setdefault(bound, {})
         self.arenas: dict[Place, Any] = {**owner.temps, **self.outputs.arenas}
 
     def rebound(self) -> None:
-        self.scalars = self.owner._scalars.setdefault(self.bound, {})
+        self.ready = self.owner._made_ready(self.bound)
 
     def run(self) -> list[Any]:
         owner = self.owner
@@ -631,25 +665,26 @@ class _Launch(StepWalk):
         with self.jax.enable_x64(True):
             try:
                 self.steps(owner.plan)
-                self.jax.block_until_ready(list(self.arenas.values()))
+                self._finish()
                 owner.temps = {k: self.arenas[k] for k in owner.temps}
                 self.outputs.arenas = {k: self.arenas[k] for k in self.outputs.arenas}
             except BaseException:
                 owner.temps = {k: device_arena(n, k[1]) for k, n in owner.capacity.items() if k[0] in TEMP_BANKS}
                 raise
+        self.ready.capacity = owner.capacity
         return self._results()
+
+    def _finish(self) -> None:
+        """Waits for all that is being computed."""
+        for arena in self.arenas.values():
+            arena.block_until_ready()
 
     def _stage(self) -> None:
         """Makes arenas of the inputs of symbolic shape: large ones are read where they lie, if no block reaches past their ends; others
         are copied."""
         owner = self.owner
-        for b in self.program.buffers:
-            if b.space != INPUT or b.input is None or b.offset is None:
-                continue
-            place = (INPUT, item_size(b.dtype), b.input)
-            if place in self.arenas:
-                continue
-            source = np.asarray(self.arrays[b.input])
+        for place, number in owner._staged:
+            source = np.asarray(self.arrays[number])
             if source.nbytes >= IN_PLACE and place in owner.exact_inputs(self.bound):
                 found = owner.array_in_place(place, source)
                 if found is not None:
@@ -674,9 +709,11 @@ class _Launch(StepWalk):
                 self.unit(single)
             return
         index = unit.parts[0].index
-        scalars = self.scalars.get(index)
+        scalars = self.ready.scalars.get(index)
         if scalars is None:
-            scalars = self.scalars[index] = np.concatenate([*map(self._scalars, unit.parts), np.ones(1, np.int64)])
+            scalars = self.ready.scalars[index] = np.concatenate(
+                [*map(self._scalars, unit.parts), np.ones(1, np.int64)]
+            )
         pinned = [self.pinned(b, p) for b, p in zip(unit.pinned, unit.packings, strict=True)]
         arenas, places = self.arenas, unit.places
         results = code(
@@ -727,33 +764,37 @@ class _Launch(StepWalk):
 
     def write(self, b: int, value: np.ndarray) -> None:
         """Overwrites a buffer. Kernels that still read its old contents show in no arena but their own: all are waited for."""
-        self.jax.block_until_ready(list(self.arenas.values()))
+        self._finish()
         self._memory(b)[...] = value
 
     # --- results ------------------------------------------------------------------------------------------------------------------
     def _results(self) -> list[Any]:
         """The outputs as views that keep their arenas away from later launches; small ones are copied out instead, so that keeping a
-        few bytes never keeps a large arena."""
-        lease = Lease(self.outputs, self.owner.pool.give)
-        out: list[Any] = [None] * len(self.program.outputs)
-        regions: dict[Key, Region] = {}
-        total = 0
-        for buffer in self.program.buffers:
-            if buffer.output is None:
-                continue
-            assert buffer.offset is not None
-            dtype = dtype_of(buffer.dtype)
-            item = min(8, dtype.itemsize)
-            shape = self.bound.output_shapes[buffer.output]
-            key = (buffer.space, item)
-            if key not in regions:
-                arena = self.outputs.arenas[key]
-                regions[key] = Region(arena.unsafe_buffer_pointer(), arena.nbytes, lease)
-            view = regions[key].view(self.bound.regs[buffer.offset] * LANES * item, shape, dtype)
-            out[buffer.output] = view
-            total += view.nbytes
-        held = sum(arena.nbytes for arena in self.outputs.arenas.values())
-        return [_copies.copy(view) for view in out] if total * SMALL_RESULT < held else out
+        few bytes never keeps a large arena, and that many results of medium size never keep many."""
+        outputs, pool, regs = self.outputs, self.owner.pool, self.bound.regs
+        parts = self.ready.results
+        if parts is None:
+            parts = self.ready.results = []
+            for number, key, offset, dtype in self.owner._returned:
+                assert offset is not None
+                shape = self.bound.output_shapes[number]
+                n = math.prod(shape) * dtype.itemsize
+                parts.append((number, key, regs[offset] * LANES * key[1], n, shape, dtype))
+        total = sum([part[3] for part in parts])
+        small = total * SMALL_RESULT < outputs.nbytes
+        lent = small and total >= LENT_RESULT and pool.lend()
+        lease = Lease(outputs, pool.take_back if lent else pool.give)
+        owner = None if small and not lent else lease
+        regions: dict[Key, np.ndarray] = {}
+        out: list[Any] = [None] * len(parts)
+        for number, key, start, n, shape, dtype in parts:
+            memory = regions.get(key)
+            if memory is None:
+                arena = outputs.arenas[key]
+                memory = regions[key] = np.asarray(Region(arena.unsafe_buffer_pointer(), arena.nbytes, owner))
+            view = memory[start : start + n].view(dtype).reshape(shape)
+            out[number] = view if owner is not None else _copies.copy(view)
+        return out
 
 
 _copies = Recycled()
