@@ -21,7 +21,7 @@ from vm.decode import Address, Hole, Kernel, Loop, Op, Operand, operations
 
 # How many elements of the widest tile a block should hold: small enough for the caches in vector code, and rows enough to keep a matrix
 # product busy. Measured on two cores; see docs/executor.md.
-VECTOR_VOLUME = 1 << 17
+VECTOR_VOLUME = 1 << 15  # from twice that on XLA divides a pass among cores, and waits for them longer than it saves
 NESTED_VOLUME = 1 << 14  # where two loops over dynamic extents share a tile
 CUBE_VOLUME = 1 << 22
 FULL_VOLUME = 1 << 21

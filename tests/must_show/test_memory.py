@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections import deque
@@ -13,7 +14,8 @@ import pytest
 
 import dvm
 from dvm import models
-from vm.memory import OutputSet
+from vm.memory import LENT, OutputSet
+from vm.runtime import LENT_RESULT
 
 MAX_BATCH, MAX_SEQUENCE = 4, 96
 STATM = Path("/proc/self/statm")
@@ -96,6 +98,42 @@ def test_arenas_stay_where_they_are_while_results_are_held(block: Block) -> None
     assert len(outputs) <= 4
     for array, copy in zip(kept, copies, strict=True):
         np.testing.assert_array_equal(array, copy)
+
+
+def test_results_of_medium_size_keep_few_arenas() -> None:
+    """They are views while few of them are held; more of them are copies, and all keep their values."""
+    program = dvm.compile(lambda x: x * 2, dvm.spec("n")).wait()
+    n = (LENT_RESULT // 4) + 5
+    arrays = [np.arange(n, dtype=np.float32) + i for i in range(7)]
+    program(arrays[0])
+    made = dvm.stats()
+    pool = program.executable.pool
+    sets: list[OutputSet] = []
+    make = pool.make
+
+    def counted() -> OutputSet:
+        sets.append(make())
+        return sets[-1]
+
+    pool.make = counted
+    held = [program(array) for array in arrays]
+    assert pool.lent == LENT
+    assert len(sets) <= LENT + 1  # those that are kept, and the one that the others are copied from
+    for array, result in zip(arrays, held, strict=True):
+        np.testing.assert_array_equal(result, array * 2)
+    small = [program(array[: LENT_RESULT // 4 - 1]) for array in arrays]
+    assert pool.lent == LENT
+    for array, result in zip(arrays, held, strict=True):
+        np.testing.assert_array_equal(result, array * 2)
+    del held, result
+    for _ in range(3):  # JAX frees a result a little late
+        small.append(program(arrays[0][:9]))
+    gc.collect()
+    assert pool.lent == 0
+    view = program(arrays[1])
+    assert pool.lent == 1
+    np.testing.assert_array_equal(view, arrays[1] * 2)
+    assert (dvm.stats() - made).xla_compiles == 0
 
 
 def test_a_result_outlives_the_program() -> None:
