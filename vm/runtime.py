@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from vm import background, cache, counters, host, packing, unit_code
+from vm import background, cache, counters, host, packing, results, unit_code
 from vm.binder import Binder, BoundProgram, NumberedStep
 from vm.chip import Chip
 from vm.decode import Address, Kernel, decode, stored_buffers, unordered
@@ -29,11 +29,9 @@ from vm.geometry import Scalars
 from vm.memory import (
     ALIGNMENT,
     Key,
-    Lease,
     OutputSet,
     Place,
     Pool,
-    Recycled,
     Region,
     Staging,
     array_at,
@@ -56,6 +54,7 @@ from vm.program import (
     Program,
     WhileStep,
 )
+from vm.results import Ready
 from vm.units import Segment, Unit, units
 
 if TYPE_CHECKING:
@@ -67,10 +66,6 @@ PATIENCE = 1.0  # seconds that it waits, before each kernel, for a launch under 
 IN_PLACE = 1 << 19  # bytes of an input from which on it is read where it lies
 KNOWN_ARRAYS = 8  # arrays of an input whose views are kept
 APART = object()  # code of a unit whose kernels have code of their own
-SMALL_RESULT = 8  # results of less than this part of their arenas are copied out,
-LENT_RESULT = (
-    1 << 18
-)  # unless they have so many bytes, which take as long to copy as a launch, and few such results are held
 
 
 class Executable:
@@ -101,11 +96,7 @@ class Executable:
                 if b.space == INPUT and b.input is not None and b.offset is not None
             )
         )  # inputs of symbolic shape and their arenas
-        self._returned = [
-            (b.output, (b.space, item_size(b.dtype)), b.offset, dtype_of(b.dtype))
-            for b in program.buffers
-            if b.output is not None
-        ]
+        self._returned = results.outputs_of(program)
         self._kinds = Counter(self._kind(step) for step in kernel_steps(self.binder.steps))
         self.plan = self._units(self.binder.steps)
         self.constants: dict[tuple[int, Packing | None], Any] = {}
@@ -632,16 +623,6 @@ class StepWalk:
             self.write(b, value)
 
 
-class Ready:
-    """What launches of a bound program through specialised code have in common."""
-
-    def __init__(self) -> None:
-        self.scalars: dict[int, np.ndarray] = {}  # of units, by their first kernel
-        self.capacity: dict[Key, int] | None = None  # there was memory and code for it at these capacities
-        # Number, arena, first byte, bytes, shape and dtype of each result.
-        self.results: list[tuple[int, Key, int, int, tuple[int, ...], np.dtype]] | None = None
-
-
 class _Launch(StepWalk):
     """A launch of specialised code: the state that its steps share."""
 
@@ -672,7 +653,7 @@ class _Launch(StepWalk):
                 owner.temps = {k: device_arena(n, k[1]) for k, n in owner.capacity.items() if k[0] in TEMP_BANKS}
                 raise
         self.ready.capacity = owner.capacity
-        return self._results()
+        return results.hand_out(self.outputs, owner.pool, self.ready.parts(self.bound, owner._returned))
 
     def _finish(self) -> None:
         """Waits for all that is being computed."""
@@ -716,10 +697,10 @@ class _Launch(StepWalk):
             )
         pinned = [self.pinned(b, p) for b, p in zip(unit.pinned, unit.packings, strict=True)]
         arenas, places = self.arenas, unit.places
-        results = code(
+        stored = code(
             scalars, pinned, [arenas[places[n]] for n in unit.read], [arenas[places[n]] for n in unit.written]
         )
-        for n, arena in zip(unit.written, results, strict=True):
+        for n, arena in zip(unit.written, stored, strict=True):
             arenas[places[n]] = arena
 
     def _scalars(self, part: Segment) -> np.ndarray:
@@ -766,38 +747,6 @@ class _Launch(StepWalk):
         """Overwrites a buffer. Kernels that still read its old contents show in no arena but their own: all are waited for."""
         self._finish()
         self._memory(b)[...] = value
-
-    # --- results ------------------------------------------------------------------------------------------------------------------
-    def _results(self) -> list[Any]:
-        """The outputs as views that keep their arenas away from later launches; small ones are copied out instead, so that keeping a
-        few bytes never keeps a large arena, and that many results of medium size never keep many."""
-        outputs, pool, regs = self.outputs, self.owner.pool, self.bound.regs
-        parts = self.ready.results
-        if parts is None:
-            parts = self.ready.results = []
-            for number, key, offset, dtype in self.owner._returned:
-                assert offset is not None
-                shape = self.bound.output_shapes[number]
-                n = math.prod(shape) * dtype.itemsize
-                parts.append((number, key, regs[offset] * LANES * key[1], n, shape, dtype))
-        total = sum([part[3] for part in parts])
-        small = total * SMALL_RESULT < outputs.nbytes
-        lent = small and total >= LENT_RESULT and pool.lend()
-        lease = Lease(outputs, pool.take_back if lent else pool.give)
-        owner = None if small and not lent else lease
-        regions: dict[Key, np.ndarray] = {}
-        out: list[Any] = [None] * len(parts)
-        for number, key, start, n, shape, dtype in parts:
-            memory = regions.get(key)
-            if memory is None:
-                arena = outputs.arenas[key]
-                memory = regions[key] = np.asarray(Region(arena.unsafe_buffer_pointer(), arena.nbytes, owner))
-            view = memory[start : start + n].view(dtype).reshape(shape)
-            out[number] = view if owner is not None else _copies.copy(view)
-        return out
-
-
-_copies = Recycled()
 
 
 def _dims(bound: BoundProgram) -> str:

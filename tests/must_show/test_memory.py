@@ -15,7 +15,7 @@ import pytest
 import dvm
 from dvm import models
 from vm.memory import LENT, OutputSet
-from vm.runtime import LENT_RESULT
+from vm.results import LENT_RESULT
 
 MAX_BATCH, MAX_SEQUENCE = 4, 96
 STATM = Path("/proc/self/statm")
