@@ -86,8 +86,8 @@ PARALLEL = [
     Rungs((1,)),
     Rungs((8, 1)),
     Rungs((512,), (32,)),
-    Rungs((256,), (128, 64, 32, 16), True),
-    Rungs((), (128, 64, 16), True),
+    Rungs((256,), (128, 32, 16), True),
+    Rungs((), (128, 32), True),
     Rungs((16, 1)),
 ]
 
