@@ -52,10 +52,13 @@ def share(body: list[Item], sharing: Sharing, chip: Chip) -> None:
             axis = loops[0].axis
             take_steps(loops[0], smin(axis.tile, smax(1, ceildiv(axis.extent, chip.vector_cores))))
         return
-    for loop in loops[-1:]:
-        take_steps(loop, COLUMNS)
+    tiles: Dim = 1
+    for loop in loops:
+        most = min(loop.axis.tile, COLUMNS) if loop is loops[-1] else loop.axis.tile
+        blocks = smax(1, ceildiv(loop.axis.extent, most))
+        take_steps(loop, smin(most, smax(1, ceildiv(ceildiv(loop.axis.extent, blocks), FRACTAL)) * FRACTAL))
+        tiles = tiles * blocks
     (split,) = _loops(body, isa.LoopKind.SPLIT)
-    tiles = product([smax(1, ceildiv(x.axis.extent, x.axis.tile)) for x in loops])
     summands = split.axis.extent
     parts = smax(1, smin(floordiv(chip.cube_cores, tiles), ceildiv(summands, LEAST)))
     split.step = smin(LONGEST, smax(1, ceildiv(ceildiv(summands, parts), FRACTAL)) * FRACTAL)

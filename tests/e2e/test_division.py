@@ -317,6 +317,12 @@ def test_the_form_that_runs_takes_less_emulated_time(dtype: Any, n: int, k: int)
     assert all(gains[m] >= 1.4 for m in (1, 16, 64)) and gains[4096] == 1.0, gains
 
 
+def test_rows_that_are_hardly_more_than_a_tile_are_shared_out_evenly() -> None:
+    prog = program(plain, np.float32, 16384, 256)
+    few, many = (emulate(prog, Binder(prog).bind((m,))).us for m in (130, 256))
+    assert few < 0.85 * many
+
+
 def test_reports_say_which_form_runs_and_why() -> None:
     prog = dvm.CompiledProgram(program(epilogue), tier="reference")
     last = limit(prog.program)
@@ -404,6 +410,27 @@ def test_equal_layers_share_both_forms() -> None:
     assert len(prog.choices) == 1 and len(prog.templates) <= 6
     x, w, v = random((3, K)), random((K, 64), seed=1, scale=0.02), random((64, K), seed=2, scale=0.1)
     check(referred(prog, x, w, v)[0], *wanted(layers, x, w, v), 1e-4)
+
+
+@pytest.mark.parametrize("where", ["scan", "cond"])
+def test_inside_of_control_flow(where: str) -> None:
+    """Branches and bodies have both forms; the zeros are set in every step."""
+
+    def scan(x, w):
+        return jax.lax.scan(lambda c, _: (c + jnp.tanh(x @ w), None), jnp.zeros((x.shape[0], N)), None, length=3)[0]
+
+    def cond(x, w):
+        return jax.lax.cond(x.sum() > 0, lambda: x @ w, lambda: jnp.zeros((x.shape[0], N)) + w[0])
+
+    fn = {"scan": scan, "cond": cond}[where]
+    prog = program(fn)
+    verifier.verify(serialise.loads(serialise.dumps(prog)))
+    assert len(prog.choices) == 1
+    last = limit(prog)
+    for m, sign in ((1, 1), (1, -1), (4, 1), (last + 1, 1)):
+        x, w = operands(m)
+        x *= sign * np.sign(x.sum())
+        check(referred(prog, x, w)[0], *wanted(fn, x, w), 1e-5)
 
 
 def wide_columns(x, w):
