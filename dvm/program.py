@@ -219,15 +219,15 @@ class CompiledProgram:
         return Binder(self._program)
 
     def _symbol_values(self, dims: Mapping[str, int] | None, more: Mapping[str, int], partial: bool) -> dict[str, int]:
-        given = {**(dims or {}), **more}
+        given, symbols = {**(dims or {}), **more}, self.symbols
         for name, size in given.items():
-            if name not in self.symbols:
-                raise InputError(f"unknown dimension {name!r}; the program has {', '.join(self.symbols) or 'none'}")
+            if name not in symbols:
+                raise InputError(f"unknown dimension {name!r}; the program has {', '.join(symbols) or 'none'}")
             if isinstance(size, bool) or not hasattr(size, "__index__"):
                 raise InputError(f"dimension {name!r}: expected a whole number, got {size!r}")
-        names = list(self.symbols)
+        names = list(symbols)
         data = names[len(names) - len(self._program.data_sizes) :]  # may be left open: no input determines them
-        for name, symbol in self.symbols.items():
+        for name, symbol in symbols.items():
             if symbol.min == symbol.max and name not in data:
                 given.setdefault(name, symbol.min)
         missing = [
@@ -236,7 +236,7 @@ class CompiledProgram:
         if missing and not partial:
             sizes = f"give {'their sizes' if len(missing) > 1 else 'its size'}, as {missing[0]}=16"
             raise InputError(f"missing dimension{'s' * (len(missing) > 1)} {', '.join(missing)}: {sizes}")
-        return {name: given[name].__index__() for name in self.symbols if name in given}
+        return {name: given[name].__index__() for name in symbols if name in given}
 
     # ---- saving
 

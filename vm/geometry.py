@@ -236,6 +236,14 @@ class Scalars:
             for fields in (op.fields, *op.tail):
                 for operand in fields.values():
                     self._operand(operand)
+        # Where each of them is in the words: word, lowest bit, mask, and the bit of its sign (0 if it has none).
+        self._fields: list[tuple[int, int, int, int]] = []
+        for operand in self.slots:
+            if isinstance(operand, Hole):
+                sign = 1 << (operand.width - 1) if operand.signed else 0
+                self._fields.append((operand.word, operand.lo, (1 << operand.width) - 1, sign))
+            else:
+                self._fields.append((operand.word, 0, (1 << isa.ADDR_ROW[1]) - 1, 0))
         self.size = len(self.slots)
         for loop in loops_of(kernel.body):
             if not self.whole(loop):
@@ -260,13 +268,15 @@ class Scalars:
 
     def fill(self, words: np.ndarray) -> np.ndarray:
         """The vector for bound words, int64[size]."""
-        out: list[int] = []
-        row = (1 << isa.ADDR_ROW[1]) - 1
-        for operand in self.slots:
-            out.append(value_of(words, operand) if isinstance(operand, Hole) else int(words[operand.word]) & row)
+        at = words.tolist()
+        out = []
+        for word, lo, mask, sign in self._fields:
+            value = at[word] >> lo & mask
+            out.append(value - mask - 1 if value & sign else value)
         for loop, _, rungs in self._ladders:
             end = 0
-            for block in blocks(loop.kind, rungs, self.extent(words, loop)):
+            n = loop.extent if isinstance(loop.extent, int) else out[self.slots[loop.extent]]
+            for block in blocks(loop.kind, rungs, n):
                 out += (end + block.count, block.start - end * block.size)
                 end += block.count
         return np.array(out, np.int64)
