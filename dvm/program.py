@@ -73,6 +73,7 @@ class CompiledProgram:
         self._signature = signature or Signature.from_data(
             program.in_tree, program.out_tree, names, len(program.outputs), title
         )
+        self._expected = [(dtype_of(spec.dtype), len(spec.dims)) for spec in program.inputs]
         self._admit = [
             _admitter(spec, label, self._signature.form != "onnx")
             for spec, label in zip(program.inputs, self._labels(), strict=True)
@@ -125,6 +126,8 @@ class CompiledProgram:
         for i in numpy_only:
             results[i] = np.asarray(results[i])
         moved = [i for i, result in enumerate(results) if type(result) is np.ndarray and i not in numpy_only]
+        if len(moved) == len(results):
+            return _to_jax(results)
         for i, array in zip(moved, _to_jax([results[i] for i in moved]), strict=True):
             results[i] = array
         return results
@@ -149,7 +152,27 @@ class CompiledProgram:
         return self._worker.submit(run)
 
     def _launch(self, leaves: Sequence[Any]) -> list[Any]:
-        return list(self.executable.launch(self._admitted(leaves)))
+        executable = self.executable
+        arrays, sizes = self._measured(leaves)
+        return list(executable.launch(arrays, executable.binder.bind_sizes(sizes)))
+
+    def _measured(self, leaves: Sequence[Any]) -> tuple[Sequence[Any], tuple[int, ...]]:
+        """The inputs, admitted, and the sizes of all their axes, as ``Binder.check_inputs`` gives them: one look at each array does for
+        both, because a launch begins with cold caches and every attribute counts."""
+        if len(leaves) == len(self._expected):
+            sizes: list[int] = []
+            types = _array_types()
+            for leaf, (dtype, rank) in zip(leaves, self._expected):
+                if type(leaf) not in types or leaf.dtype != dtype:
+                    break
+                shape = leaf.shape
+                if len(shape) != rank:
+                    break
+                sizes += shape
+            else:
+                return leaves, tuple(sizes)
+        arrays = self._admitted(leaves)
+        return arrays, self.executable.binder.check_inputs(arrays)
 
     def _admitted(self, leaves: Sequence[Any]) -> list[Any]:
         if len(leaves) != len(self._admit):
@@ -421,10 +444,14 @@ def x64_enabled() -> bool:
 
 def _to_jax(arrays: list[np.ndarray]) -> list[jax.Array]:
     """The arrays as JAX arrays; compiles nothing, and copies only what is not aligned for XLA."""
-    take = _importer()
-    # DLPack has no bfloat16, and what JAX makes of 64-bit types is for it to say.
-    if take is not None and all(a.dtype.kind in "biuf" and a.dtype.itemsize < 8 for a in arrays):
-        return [take(a.__dlpack__(), _cpu(), None) for a in arrays]
+    take, known = _importer(), _plain_types()
+    if take is not None:
+        for a in arrays:
+            if a.dtype not in known:
+                break
+        else:
+            cpu = _cpu()
+            return [take(a.__dlpack__(), cpu, None) for a in arrays]
     import jax
 
     return jax.device_put(arrays, _cpu()) if arrays else []
@@ -444,6 +471,13 @@ def _importer() -> Callable[..., jax.Array] | None:
         return take if isinstance(probe, jax.Array) and probe.tolist() == [0, 1, 2] else None
     except Exception:  # whatever an internal function may come to raise, there is a public one
         return None
+
+
+@functools.cache
+def _plain_types() -> frozenset[np.dtype]:
+    """Types that DLPack takes to JAX as they are: it has no bfloat16, and what JAX makes of 64-bit types is for it to say."""
+    names = ["bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "float32"]
+    return frozenset(map(np.dtype, names))
 
 
 @functools.cache

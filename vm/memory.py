@@ -8,6 +8,7 @@ when the last view is gone, because donating memory that somebody still sees wou
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -33,6 +34,7 @@ LENT = (
 
 CLASS_FACTOR = 4
 SHARED_COPY = 1 << 20  # bytes from which on two threads share a copy: one alone does not use the memory's bandwidth
+FRESH = 1 << 15  # bytes up to which the allocator has memory at hand
 SMALLEST_CLASS = 1 << 14  # lane rows: 8 MiB of 4-byte items, so that small programs never grow
 
 
@@ -107,18 +109,24 @@ class Recycled:
         self.free: dict[int, list[np.ndarray]] = {}
         self.lock = threading.RLock()  # a collection that runs here may give back others
 
-    def copy(self, source: np.ndarray) -> np.ndarray:
-        """A copy of a contiguous array, aligned for JAX."""
-        unit = max(1 << max(source.nbytes.bit_length() - 3, 0), LANES)  # sizes are rounded up by a quarter at most
-        size = -(-source.nbytes // unit) * unit
+    def copy(self, memory: np.ndarray, start: int, n: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """A copy, aligned for JAX, of the array of this shape and of ``n`` bytes that begins at byte ``start`` of ``memory``."""
+        if n <= FRESH:
+            raw = np.empty(n + ALIGNMENT, np.uint8)
+            first = -raw.__array_interface__["data"][0] % ALIGNMENT
+            raw[first : first + n] = memory[start : start + n]
+            return np.ndarray(shape, dtype, raw, first)
+        source = np.ndarray(shape, dtype, memory, start)
+        unit = max(1 << max(n.bit_length() - 3, 0), LANES)  # sizes are rounded up by a quarter at most
+        size = -(-n // unit) * unit
         with self.lock:
             found = self.free.get(size)
-            memory = found.pop() if found else None
-            self.kept -= size if memory is not None else 0
-        if memory is None:
-            memory = aligned_empty(-(-size // LANES), np.dtype(np.uint8))[:size]
-        lease = Lease(memory, self.give)
-        out = Region(memory.__array_interface__["data"][0], size, lease).view(0, source.shape, source.dtype)
+            taken = found.pop() if found else None
+            self.kept -= size if taken is not None else 0
+        if taken is None:
+            taken = aligned_empty(-(-size // LANES), np.dtype(np.uint8))[:size]
+        lease = Lease(taken, self.give)
+        out = Region(taken.__array_interface__["data"][0], size, lease).view(0, shape, dtype)
         copy_into(out, source)
         return out
 
@@ -163,6 +171,16 @@ class OutputSet:
     def __init__(self, arenas: dict[Place, Any]) -> None:
         self.arenas = arenas
         self.nbytes: int = sum(arena.nbytes for arena in arenas.values())
+        self._memory: dict[Place, tuple[int, np.ndarray]] = {}
+
+    def memory(self, key: Place) -> np.ndarray:
+        """The bytes of an arena, to look at until the next launch. Which they are is remembered as long as it stays where it is."""
+        arena = self.arenas[key]
+        address = arena.unsafe_buffer_pointer()
+        known = self._memory.get(key)
+        if known is None or known[0] != address:
+            known = self._memory[key] = (address, np.asarray(Region(address, arena.nbytes, None)))
+        return known[1]
 
 
 class Lease:
@@ -210,6 +228,14 @@ class Pool:
         with self.lock:
             if len(self.free) < self.keep:
                 self.free.append(item)
+
+
+@functools.cache
+def array_type() -> type:
+    """The type of JAX's arrays; tracers, which only claim to be some, have others."""
+    import jax
+
+    return type(jax.device_put(np.zeros((), np.float32), jax.devices("cpu")[0]))
 
 
 def device_arena(rows: int, item: int) -> Any:

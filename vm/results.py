@@ -10,7 +10,7 @@ import numpy as np
 
 from vm.binder import BoundProgram
 from vm.dtypes import dtype_of, item_size
-from vm.memory import Key, Lease, OutputSet, Pool, Recycled, Region
+from vm.memory import Key, Lease, OutputSet, Place, Pool, Recycled, Region, Staging
 from vm.program import LANES, Program
 
 SMALL_RESULT = 8  # results of less than this part of their arenas are copied out,
@@ -46,8 +46,10 @@ class Ready:
 
     def __init__(self) -> None:
         self.scalars: dict[int, np.ndarray] = {}  # of units, by their first kernel
+        self.staged: dict[Place, tuple[Staging, np.ndarray]] = {}  # where inputs are copied to
         self.capacity: dict[Key, int] | None = None  # there was memory and code for it at these capacities
         self._parts: list[Part] | None = None
+        self.total = 0  # bytes of all results
 
     def parts(self, bound: BoundProgram, outputs: Sequence[Output]) -> list[Part]:
         """Where the results are, all sizes known."""
@@ -57,6 +59,7 @@ class Ready:
                 shape = bound.output_shapes[number]
                 start, n = bound.regs[offset] * LANES * key[1], math.prod(shape) * dtype.itemsize
                 self._parts.append(Part(number, key, start, n, shape, dtype))
+            self.total = sum([part.nbytes for part in self._parts])
         return self._parts
 
 
@@ -69,21 +72,25 @@ def outputs_of(program: Program) -> list[Output]:
     ]
 
 
-def hand_out(outputs: OutputSet, pool: Pool, parts: Sequence[Part]) -> list[Any]:
+def hand_out(outputs: OutputSet, pool: Pool, parts: Sequence[Part], total: int) -> list[Any]:
     """The results as views that keep their arenas away from later launches; small ones are copied out instead, so that keeping a few
     bytes never keeps a large arena, and that many results of medium size never keep many."""
-    total = sum([part.nbytes for part in parts])
+    out: list[Any] = [None] * len(parts)
     small = total * SMALL_RESULT < outputs.nbytes
     lent = small and total >= LENT_RESULT and pool.lend()
-    lease = Lease(outputs, pool.take_back if lent else pool.give)
-    owner = None if small and not lent else lease
+    if small and not lent:
+        try:
+            for number, key, start, n, shape, dtype in parts:
+                out[number] = _copies.copy(outputs.memory(key), start, n, shape, dtype)
+        finally:
+            pool.give(outputs)
+        return out
+    owner = Lease(outputs, pool.take_back if lent else pool.give)
     regions: dict[Key, np.ndarray] = {}
-    out: list[Any] = [None] * len(parts)
-    for number, key, start, n, shape, dtype in parts:
+    for number, key, start, _, shape, dtype in parts:
         memory = regions.get(key)
         if memory is None:
             arena = outputs.arenas[key]
             memory = regions[key] = np.asarray(Region(arena.unsafe_buffer_pointer(), arena.nbytes, owner))
-        view = memory[start : start + n].view(dtype).reshape(shape)
-        out[number] = view if owner is not None else _copies.copy(view)
+        out[number] = np.ndarray(shape, dtype, memory, start)
     return out

@@ -35,6 +35,7 @@ from vm.memory import (
     Region,
     Staging,
     array_at,
+    array_type,
     capacity_class,
     copy_into,
     device_arena,
@@ -533,6 +534,17 @@ class Executable:
                 known.popitem(last=False)
         return found
 
+    def argument(self, b: int, order: Packing | None) -> tuple[int | None, Packing | None, int]:
+        """Where an array that code takes as an argument comes from: the number of the input or None, how it is reordered, the number of
+        the constant."""
+        buffer = self.program.buffers[b]
+        if order is not None and not order.moves:
+            order = None
+        if buffer.constant is not None:
+            return (None, order, buffer.constant)
+        assert buffer.input is not None
+        return (buffer.input, order, -1)
+
     def constant(self, index: int, order: Packing | None = None) -> Any:
         """A constant on the device, reordered if told so, put there once."""
         found = self.constants.get((index, order))
@@ -653,12 +665,14 @@ class _Launch(StepWalk):
                 owner.temps = {k: device_arena(n, k[1]) for k, n in owner.capacity.items() if k[0] in TEMP_BANKS}
                 raise
         self.ready.capacity = owner.capacity
-        return results.hand_out(self.outputs, owner.pool, self.ready.parts(self.bound, owner._returned))
+        parts = self.ready.parts(self.bound, owner._returned)
+        return results.hand_out(self.outputs, owner.pool, parts, self.ready.total)
 
     def _finish(self) -> None:
         """Waits for all that is being computed."""
-        for arena in self.arenas.values():
-            arena.block_until_ready()
+        for place, arena in self.arenas.items():
+            if place[0] != INPUT:
+                arena.block_until_ready()
 
     def _stage(self) -> None:
         """Makes arenas of the inputs of symbolic shape: large ones are read where they lie, if no block reaches past their ends; others
@@ -675,8 +689,11 @@ class _Launch(StepWalk):
             if staging is None:
                 staging = owner.staging[place] = Staging(owner.capacity[place[0], place[1]], place[1])
             self.arenas[place] = staging.device
-            if source.size:
-                copy_into(staging.bytes[: source.nbytes].view(source.dtype), source)
+            known = self.ready.staged.get(place)
+            if known is None or known[0] is not staging:  # memory has grown since
+                target = np.ndarray(source.shape, source.dtype, staging.bytes)
+                known = self.ready.staged[place] = staging, target
+            copy_into(known[1], source)
 
     def unit(self, unit: Unit) -> None:
         owner = self.owner
@@ -695,13 +712,34 @@ class _Launch(StepWalk):
             scalars = self.ready.scalars[index] = np.concatenate(
                 [*map(self._scalars, unit.parts), np.ones(1, np.int64)]
             )
-        pinned = [self.pinned(b, p) for b, p in zip(unit.pinned, unit.packings, strict=True)]
+        pinned = self._pinned(unit)
         arenas, places = self.arenas, unit.places
         stored = code(
             scalars, pinned, [arenas[places[n]] for n in unit.read], [arenas[places[n]] for n in unit.written]
         )
         for n, arena in zip(unit.written, stored, strict=True):
             arenas[places[n]] = arena
+
+    def _pinned(self, unit: Unit) -> list[Any]:
+        """The arrays that a unit's code takes as arguments."""
+        sources = unit.arguments
+        if sources is None:
+            sources = unit.arguments = [
+                self.owner.argument(b, p) for b, p in zip(unit.pinned, unit.packings, strict=True)
+            ]
+        arrays, device_array = self.arrays, array_type()
+        out = []
+        for number, order, b in sources:
+            if number is None:
+                out.append(self.owner.constant(b, order))
+                continue
+            array = arrays[number]
+            if type(array) is not device_array:
+                array = self.input(array, order)
+            elif order is not None:
+                array = packing.packed.get(array, order)
+            out.append(array)
+        return out
 
     def _scalars(self, part: Segment) -> np.ndarray:
         out = part.table.fill(self.bound.kernel_words(part.index))
@@ -710,15 +748,16 @@ class _Launch(StepWalk):
 
     def pinned(self, b: int, order: Packing | None = None) -> Any:
         """An array that code takes as an argument: a constant, or an input of fixed shape."""
-        buffer = self.program.buffers[b]
-        if order is not None and not order.moves:
-            order = None
-        if buffer.constant is not None:
-            return self.owner.constant(buffer.constant, order)
-        assert buffer.input is not None
-        array = self.arrays[buffer.input]
+        number, order, constant = self.owner.argument(b, order)
+        if number is None:
+            return self.owner.constant(constant, order)
+        array = self.arrays[number]
         if isinstance(array, self.jax.Array):
             return array if order is None else packing.packed.get(array, order)
+        return self.input(array, order)
+
+    def input(self, array: Any, order: Packing | None) -> Any:
+        """An input of fixed shape that is no array on the device, put there."""
         if order is not None:
             return packing.on_device(np.asarray(array), order)
         return self.jax.device_put(np.asarray(array), self.jax.devices("cpu")[0])

@@ -52,6 +52,7 @@ class Unit:
         self.pinned = [b for part in parts for b in part.pinned]
         self.packings = [packing for part in parts for packing in part.packings]
         self.code: Any = None
+        self.arguments: list[Any] | None = None  # where the pinned ones come from, once it is known
 
     def singles(self) -> list[Unit]:
         """The kernels as units of their own."""

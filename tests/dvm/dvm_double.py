@@ -21,7 +21,7 @@ import graph_kernel
 from graph_kernel import from_jaxpr
 from symbolic import Scope
 from vm import program as pg
-from vm.binder import Binder
+from vm.binder import Binder, BoundProgram
 from vm.errors import CompileError
 from vm.intcode import ADD, FLOORDIV, MUL, SUB, Builder
 
@@ -156,8 +156,7 @@ class FakeExecutable:
         self._double = double
         self._graph = double.functions[program.debug["double"]]
 
-    def launch(self, arrays: list[Any]) -> list[Any]:
-        bound = self.binder.bind_sizes(self.binder.check_inputs(arrays))
+    def launch(self, arrays: list[Any], bound: BoundProgram) -> list[Any]:
         self._double.launches += 1
         if not self._double.values:
             shapes = bound.output_shapes
