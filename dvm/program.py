@@ -19,6 +19,7 @@ from dvm import explain as explaining
 from dvm.trees import Signature
 from vm.dtypes import dtype_of
 from vm.errors import InputError, ProgramError, ShapeError
+from vm.memory import importer
 from vm.program import Program, Step, Symbol, TensorSpec
 
 if TYPE_CHECKING:
@@ -444,7 +445,7 @@ def x64_enabled() -> bool:
 
 def _to_jax(arrays: list[np.ndarray]) -> list[jax.Array]:
     """The arrays as JAX arrays; compiles nothing, and copies only what is not aligned for XLA."""
-    take, known = _importer(), _plain_types()
+    take, known = importer(), _plain_types()
     if take is not None:
         for a in arrays:
             if a.dtype not in known:
@@ -455,22 +456,6 @@ def _to_jax(arrays: list[np.ndarray]) -> list[jax.Array]:
     import jax
 
     return jax.device_put(arrays, _cpu()) if arrays else []
-
-
-@functools.cache
-def _importer() -> Callable[..., jax.Array] | None:
-    """What ``jax.dlpack.from_dlpack`` calls in the end, a sixteenth of whose time this is (4 us; ``device_put`` takes 76): all that
-    stands before it is known here. None if this JAX has it no more, or in another form."""
-    import jax
-
-    try:
-        from jax._src.lib import _jax
-
-        take: Callable[..., jax.Array] = _jax.dlpack_managed_tensor_to_buffer
-        probe = take(np.arange(3, dtype=np.float32).__dlpack__(), _cpu(), None)
-        return take if isinstance(probe, jax.Array) and probe.tolist() == [0, 1, 2] else None
-    except Exception:  # whatever an internal function may come to raise, there is a public one
-        return None
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import numpy as np
 
 from vm.binder import BoundProgram
 from vm.dtypes import dtype_of, item_size
-from vm.memory import Key, Lease, OutputSet, Place, Pool, Recycled, Region, Staging
+from vm.memory import Key, Lease, OutputSet, Place, Pool, Recycled, Region, Staging, copy_into
 from vm.program import LANES, Program
 
 SMALL_RESULT = 8  # results of less than this part of their arenas are copied out,
@@ -45,7 +45,7 @@ class Ready:
     """What launches of a bound program through specialised code have in common."""
 
     def __init__(self) -> None:
-        self.scalars: dict[int, np.ndarray] = {}  # of units, by their first kernel
+        self.scalars: dict[int, Any] = {}  # of units, on the device, by their first kernel
         self.staged: dict[Place, tuple[Staging, np.ndarray]] = {}  # where inputs are copied to
         self.capacity: dict[Key, int] | None = None  # there was memory and code for it at these capacities
         self._parts: list[Part] | None = None
@@ -72,16 +72,28 @@ def outputs_of(program: Program) -> list[Output]:
     ]
 
 
-def hand_out(outputs: OutputSet, pool: Pool, parts: Sequence[Part], total: int) -> list[Any]:
+def room(outputs: OutputSet, parts: Sequence[Part], total: int) -> list[np.ndarray] | None:
+    """Memory for results that will be copied out, None if it is not known that they will: to be made while they are computed."""
+    if total * SMALL_RESULT < outputs.nbytes and total < LENT_RESULT:
+        return [_copies.empty(part.nbytes, part.shape, part.dtype) for part in parts]
+    return None
+
+
+def hand_out(
+    outputs: OutputSet, pool: Pool, parts: Sequence[Part], total: int, made: list[np.ndarray] | None
+) -> list[Any]:
     """The results as views that keep their arenas away from later launches; small ones are copied out instead, so that keeping a few
-    bytes never keeps a large arena, and that many results of medium size never keep many."""
+    bytes never keeps a large arena, and that many results of medium size never keep many. ``made`` is what ``room`` gave."""
     out: list[Any] = [None] * len(parts)
     small = total * SMALL_RESULT < outputs.nbytes
-    lent = small and total >= LENT_RESULT and pool.lend()
+    lent = small and made is None and total >= LENT_RESULT and pool.lend()
     if small and not lent:
         try:
-            for number, key, start, n, shape, dtype in parts:
-                out[number] = _copies.copy(outputs.memory(key), start, n, shape, dtype)
+            if made is None:
+                made = [_copies.empty(part.nbytes, part.shape, part.dtype) for part in parts]
+            for copy, (number, key, start, _, shape, dtype) in zip(made, parts, strict=True):
+                copy_into(copy, np.ndarray(shape, dtype, outputs.memory(key), start))
+                out[number] = copy
         finally:
             pool.give(outputs)
         return out

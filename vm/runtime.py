@@ -40,6 +40,7 @@ from vm.memory import (
     copy_into,
     device_arena,
     exact_capacity,
+    on_device,
 )
 from vm.packing import Packing
 from vm.program import (
@@ -66,6 +67,7 @@ GRACE = 0.25  # seconds that building in the background waits for a first launch
 PATIENCE = 1.0  # seconds that it waits, before each kernel, for a launch under way
 IN_PLACE = 1 << 19  # bytes of an input from which on it is read where it lies
 KNOWN_ARRAYS = 8  # arrays of an input whose views are kept
+ONE = np.ones(1, np.int64)
 APART = object()  # code of a unit whose kernels have code of their own
 
 
@@ -658,6 +660,8 @@ class _Launch(StepWalk):
         with self.jax.enable_x64(True):
             try:
                 self.steps(owner.plan)
+                parts = self.ready.parts(self.bound, owner._returned)
+                room = results.room(self.outputs, parts, self.ready.total)
                 self._finish()
                 owner.temps = {k: self.arenas[k] for k in owner.temps}
                 self.outputs.arenas = {k: self.arenas[k] for k in self.outputs.arenas}
@@ -665,8 +669,7 @@ class _Launch(StepWalk):
                 owner.temps = {k: device_arena(n, k[1]) for k, n in owner.capacity.items() if k[0] in TEMP_BANKS}
                 raise
         self.ready.capacity = owner.capacity
-        parts = self.ready.parts(self.bound, owner._returned)
-        return results.hand_out(self.outputs, owner.pool, parts, self.ready.total)
+        return results.hand_out(self.outputs, owner.pool, parts, self.ready.total, room)
 
     def _finish(self) -> None:
         """Waits for all that is being computed."""
@@ -709,9 +712,8 @@ class _Launch(StepWalk):
         index = unit.parts[0].index
         scalars = self.ready.scalars.get(index)
         if scalars is None:
-            scalars = self.ready.scalars[index] = np.concatenate(
-                [*map(self._scalars, unit.parts), np.ones(1, np.int64)]
-            )
+            scalars = on_device(np.concatenate([*map(self._scalars, unit.parts), ONE]))
+            self.ready.scalars[index] = scalars
         pinned = self._pinned(unit)
         arenas, places = self.arenas, unit.places
         stored = code(

@@ -118,3 +118,26 @@ def test_integers_and_halves_are_read_in_place() -> None:
         x = x.astype(dtype)
         np.testing.assert_array_equal(other(x), np.asarray(x == x[::-1]))
         assert any(other.executable.in_place.values())
+
+
+def test_small_inputs_after_growth():
+    """Where an input of known sizes is copied to changes when memory grows."""
+    n = dvm.Dim()
+    program = dvm.compile(lambda x: x * 2 + 1, dvm.spec("n", jnp.float32, n=n), tier="specialised")
+    rng = np.random.default_rng(4)
+    for size in (5, 5, 3 << 20, 5, 5):
+        x = rng.standard_normal(size).astype(np.float32)
+        got = program(x)
+        np.testing.assert_array_equal(got, x * 2 + 1)
+
+
+def test_same_sizes_in_other_memory_orders():
+    """What is remembered of an input's sizes says nothing about its memory."""
+    n, m = dvm.Dim(max=300), dvm.Dim(max=300)
+    program = dvm.compile(lambda x: x * 2 + 1, dvm.spec("n, m", jnp.float32, n=n, m=m), tier="specialised")
+    x = np.random.default_rng(5).standard_normal((24, 10)).astype(np.float32)
+    held = []
+    for a in (x, np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], jnp.asarray(x), x[::-1], x.T.copy().T):
+        held.append((program(a), np.asarray(a) * 2 + 1))
+    for got, want in held:
+        np.testing.assert_array_equal(got, want)
