@@ -120,7 +120,7 @@ def test_integers_and_halves_are_read_in_place() -> None:
         assert any(other.executable.in_place.values())
 
 
-def test_small_inputs_after_growth():
+def test_small_inputs_after_growth() -> None:
     """Where an input of known sizes is copied to changes when memory grows."""
     n = dvm.Dim()
     program = dvm.compile(lambda x: x * 2 + 1, dvm.spec("n", jnp.float32, n=n), tier="specialised")
@@ -131,7 +131,7 @@ def test_small_inputs_after_growth():
         np.testing.assert_array_equal(got, x * 2 + 1)
 
 
-def test_same_sizes_in_other_memory_orders():
+def test_same_sizes_in_other_memory_orders() -> None:
     """What is remembered of an input's sizes says nothing about its memory."""
     n, m = dvm.Dim(max=300), dvm.Dim(max=300)
     program = dvm.compile(lambda x: x * 2 + 1, dvm.spec("n, m", jnp.float32, n=n, m=m), tier="specialised")
