@@ -19,7 +19,6 @@ from dvm import explain as explaining
 from dvm.trees import Signature
 from vm.dtypes import dtype_of
 from vm.errors import InputError, ProgramError, ShapeError
-from vm.memory import importer
 from vm.program import Program, Step, Symbol, TensorSpec
 
 if TYPE_CHECKING:
@@ -445,7 +444,7 @@ def x64_enabled() -> bool:
 
 def _to_jax(arrays: list[np.ndarray]) -> list[jax.Array]:
     """The arrays as JAX arrays; compiles nothing, and copies only what is not aligned for XLA."""
-    take, known = importer(), _plain_types()
+    take, known = _importer(), _plain_types()
     if take is not None:
         for a in arrays:
             if a.dtype not in known:
@@ -456,6 +455,13 @@ def _to_jax(arrays: list[np.ndarray]) -> list[jax.Array]:
     import jax
 
     return jax.device_put(arrays, _cpu()) if arrays else []
+
+
+@functools.cache
+def _importer() -> Callable[..., jax.Array] | None:
+    from vm.memory import importer  # imports JAX, which ``import dvm`` leaves until it is needed
+
+    return importer()
 
 
 @functools.cache

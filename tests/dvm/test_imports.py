@@ -35,6 +35,10 @@ def test_import_dvm_is_light():
     assert run(f"import dvm, sys; dir(dvm); print([m for m in {HEAVY} if m in sys.modules])").strip() == "[]"
 
 
+def test_programs_that_only_are_looked_at_need_no_jax():
+    assert run(f"import dvm.program, sys; print([m for m in {HEAVY} if m in sys.modules])").strip() == "[]"
+
+
 def test_errors_need_nothing_else():
     text = run(f"import dvm, sys; print(dvm.ShapeError.__mro__[1].__name__, [m for m in {HEAVY} if m in sys.modules])")
     assert text.strip() == "InputError []"
