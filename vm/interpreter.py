@@ -21,7 +21,7 @@ from vm.binder import BoundProgram
 from vm.dtypes import dtype_of
 from vm.errors import OutOfMemory
 from vm.interpreter_code import Code, Place
-from vm.memory import Key, Region
+from vm.memory import Key, Region, copies, copy_into
 from vm.program import INPUT, LANES, PINNED, Program
 
 if TYPE_CHECKING:
@@ -237,7 +237,10 @@ def to_words(array: np.ndarray, out: np.ndarray) -> None:
 def from_words(words: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     """An array of its own from carrier words."""
     if dtype.itemsize >= 8 or dtype.itemsize == 4:
-        return words.view(dtype).reshape(shape).copy()
+        source = words.view(dtype).reshape(shape)
+        out = copies.empty(source.nbytes, shape, dtype)
+        copy_into(out, source)
+        return out
     if dtype == np.bool_:
         return (words != 0).reshape(shape)
     if dtype.itemsize == 2 and dtype.kind not in "iu":

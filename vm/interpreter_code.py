@@ -20,7 +20,7 @@ from vm.errors import ProgramError, Unfit
 from vm.interpreter_image import CODE_ROWS, LOCAL_WIDE_WORDS, LOCAL_WORDS, TABLE_WORDS
 from vm.interpreter_ops import CHUNK, FIELDS
 
-VECTOR_VOLUME = 1 << 15  # elements of the widest tile of a block
+VECTOR_VOLUME = 1 << 17  # elements of the widest tile of a block
 CUBE_VOLUME = 1 << 18
 REDUCE_BLOCK = 1 << 12
 _NEVER = -(1 << 62)

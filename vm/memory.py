@@ -134,6 +134,9 @@ class Recycled:
                 self.free.setdefault(memory.nbytes, []).append(memory)
 
 
+copies = Recycled()  # of all programs
+
+
 class Staging:
     """The arena of an input that is copied: host memory and the JAX array that aliases it."""
 

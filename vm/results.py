@@ -10,15 +10,13 @@ import numpy as np
 
 from vm.binder import BoundProgram
 from vm.dtypes import dtype_of, item_size
-from vm.memory import Key, Lease, OutputSet, Place, Pool, Recycled, Region, Staging, copy_into
+from vm.memory import Key, Lease, OutputSet, Place, Pool, Region, Staging, copies, copy_into
 from vm.program import LANES, Program
 
 SMALL_RESULT = 8  # results of less than this part of their arenas are copied out,
 LENT_RESULT = (
     1 << 18
 )  # unless they have so many bytes, which take as long to copy as a launch, and few such results are held
-
-_copies = Recycled()
 
 
 class Output(NamedTuple):
@@ -75,7 +73,7 @@ def outputs_of(program: Program) -> list[Output]:
 def room(outputs: OutputSet, parts: Sequence[Part], total: int) -> list[np.ndarray] | None:
     """Memory for results that will be copied out, None if it is not known that they will: to be made while they are computed."""
     if total * SMALL_RESULT < outputs.nbytes and total < LENT_RESULT:
-        return [_copies.empty(part.nbytes, part.shape, part.dtype) for part in parts]
+        return [copies.empty(part.nbytes, part.shape, part.dtype) for part in parts]
     return None
 
 
@@ -90,7 +88,7 @@ def hand_out(
     if small and not lent:
         try:
             if made is None:
-                made = [_copies.empty(part.nbytes, part.shape, part.dtype) for part in parts]
+                made = [copies.empty(part.nbytes, part.shape, part.dtype) for part in parts]
             for copy, (number, key, start, _, shape, dtype) in zip(made, parts, strict=True):
                 copy_into(copy, np.ndarray(shape, dtype, outputs.memory(key), start))
                 out[number] = copy
