@@ -134,7 +134,9 @@ def _dot_perm(node: Node, perms: list[Perm | None]) -> Perm:
 def _enter(region: Region, plan: _Plan, value: Value, perm: Perm) -> bool:
     """Whether an operand from outside can be had in the region's layout at no cost."""
     node = value.producer
-    if node is None or node in region.touched or node in plan.absorbed:  # what an absorbed one reads has another layout itself
+    if (
+        node is None or node in region.touched or node in plan.absorbed
+    ):  # what an absorbed one reads has a new layout itself
         return False
     if node.op == "transpose" and tuple(node.attrs["perm"]) == perm:
         if len(region.users.get(value, ())) == 1 and value not in region.outputs:
